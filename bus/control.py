@@ -1,0 +1,69 @@
+"""What a device or a stage process says about itself: how loading goes, what it serves, whether it moves."""
+
+import time
+
+import msgspec
+
+
+class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A step of start-up, for people: what, and how far (`done` of `total`)."""
+
+    what: str
+    done: int = 0
+    total: int = 0
+
+
+class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A loaded model as the API needs to know it."""
+
+    name: str
+    family: str
+    kind: str
+    """`custom_voice`, `base` or `voice_design`; for chat the model type."""
+    size: str
+    source: str
+    voices: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    sample_rate: int = 24_000
+    max_frames: int = 0
+    instructions: bool = False
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Loaded, warm, serving."""
+
+    backend: str
+    models: tuple[ModelInfo, ...]
+    hints: tuple[str, ...] = ()
+    """One sentence each: how this machine could be faster."""
+
+
+Notice = Loading | Ready
+
+
+class Progress:
+    """Counts the work of a device. Written by its thread, read by any: every field is one word."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.busy_since: float | None = None
+        self._last = time.monotonic()
+
+    def __enter__(self) -> None:
+        self.busy_since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.steps += 1
+        self._last = time.monotonic()
+        self.busy_since = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last step ended."""
+        return time.monotonic() - self._last
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the step under way has taken, 0.0 when idle."""
+        since = self.busy_since
+        return 0.0 if since is None else time.monotonic() - since

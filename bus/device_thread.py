@@ -1,0 +1,89 @@
+"""The one thread that owns a device. MLX is imported there, models load, warm up and run there, and nowhere else."""
+
+import asyncio
+import importlib
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Protocol, cast
+
+import anyio
+
+from .control import Notice, Progress, Ready
+from .errors import StartError, VivavoceError
+from .loop import Station
+
+
+class DeviceHost(Protocol):
+    """What the module named to `DeviceThread` offers as `device_main`."""
+
+    def __call__(
+        self, station: Station, progress: Progress, notify: Callable[[Notice], None], stop: anyio.Event
+    ) -> Awaitable[None]: ...
+
+
+class DeviceThread:
+    """Runs `module.device_main` on a thread with its own event loop."""
+
+    def __init__(self, station: Station, module: str = "vivavoce.stages.host") -> None:
+        self.progress = Progress()
+        self._station = station
+        self._module = module
+        self._ready: Future[Ready] = Future()
+        self._over: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: anyio.Event | None = None
+        self._thread = threading.Thread(target=self._main, name=f"device-{station.process}")
+
+    async def start(self, notify: Callable[[Notice], None]) -> Ready:
+        """Start, and return when the stages are warm. Raises StartError with the cause; `notify` is called on this loop."""
+        loop = asyncio.get_running_loop()
+        self._notify = lambda notice: loop.call_soon_threadsafe(notify, notice)
+        self._thread.start()
+        try:
+            return await asyncio.wrap_future(self._ready)
+        except VivavoceError:
+            raise
+        except (OSError, ValueError, RuntimeError, ImportError, MemoryError) as error:
+            raise StartError(f"the device thread could not start: {error}") from error
+
+    async def wait(self) -> None:
+        """Until the thread ends. Raises whatever ended it."""
+        await asyncio.shield(asyncio.wrap_future(self._over))
+
+    async def stop(self) -> None:
+        """Ask the stages to end and wait for the thread; a step under way is finished first."""
+        if self._loop is not None and self._stop is not None and not self._over.done():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.is_alive():
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._thread.join)
+
+    def _main(self) -> None:
+        try:
+            anyio.run(self._run)
+        except BaseException as error:  # the thread's boundary: told to whoever waits, re-raised nowhere else
+            cause = _single(error)
+            if not self._ready.done():
+                self._ready.set_exception(cause)
+            self._over.set_exception(cause)
+        else:
+            self._over.set_result(None)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = anyio.Event()
+        host = cast(DeviceHost, importlib.import_module(self._module).device_main)
+        await host(self._station, self.progress, self._take, self._stop)
+
+    def _take(self, notice: Notice) -> None:
+        if isinstance(notice, Ready):
+            self._ready.set_result(notice)
+        else:
+            self._notify(notice)
+
+
+def _single(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

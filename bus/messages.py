@@ -1,0 +1,162 @@
+"""What flows between stages: one Struct a message, one union a link.
+
+Every message names its request. Arrays stay as they are inside one event loop (an MLX array, perhaps not yet
+computed) and travel as `Tensor` everywhere else. `SCHEMA` names this set; it is part of every hand-shake.
+
+    api ─Speak,Text,Credit,Close▶ prompt ─Prompt▶ talker ─Hidden▶ code_predictor ─Codes▶ codec_decoder ─Pcm▶ encoder ─Audio▶ api
+                                                    ▲───────Feedback───────┘
+    `Speak` opens a request in each stage, ahead of any data; `Ending` closes it, behind all of it.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+SCHEMA = 1
+
+EndReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """An array on the wire: raw little-endian bytes in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+if TYPE_CHECKING:
+    Array = Any
+else:
+
+    class Array:
+        """In one loop whatever array the sender made; a `Tensor` once it has crossed a wire."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
+    request: str
+    """Id of the request, unique for the life of the server."""
+
+
+class Speak(Message, frozen=True, kw_only=True):
+    """Opens a speech request."""
+
+    model: str
+    text: str
+    voice: str | None = None
+    language: str | None = None
+    """Name or ISO code; None lets the model choose."""
+    instructions: str | None = None
+    seed: int
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    max_frames: int | None = None
+    full_text: bool = True
+    """True puts the whole text into the prefill; False feeds one text token per frame."""
+    format: str = "pcm"
+    container_streamed: bool = True
+    """Whether the container is written before its length is known."""
+    lookahead: int = 64
+    """Frames that may be made before the first `Credit`."""
+
+
+class Text(Message, frozen=True, kw_only=True):
+    """More text for a running request; `final` ends it."""
+
+    text: str
+    final: bool = False
+
+
+class Credit(Message, frozen=True, kw_only=True):
+    """The client took this many frames: as many more may be made."""
+
+    frames: int
+
+
+class Close(Message, frozen=True, kw_only=True):
+    """The API is done with the request, finished or not."""
+
+
+class Prompt(Message, frozen=True, kw_only=True):
+    """What the talker starts from: prefill [1, L, H], trailing text rows [1, n, H], padding row [1, 1, H]."""
+
+    prefill: Array
+    trailing: Array
+    pad: Array
+    text_tokens: int
+
+
+class Hidden(Message, frozen=True, kw_only=True):
+    """The talker's hidden state [1, 1, H] and code group 0 [1, 1] of one frame."""
+
+    frame: int
+    hidden: Array
+    code0: Array
+
+
+class Feedback(Message, frozen=True, kw_only=True):
+    """Sum of the frame's 16 code embeddings [1, 1, H], the talker's next input."""
+
+    frame: int
+    embedding: Array
+
+
+class Codes(Message, frozen=True, kw_only=True):
+    """All 16 codes of one frame, int32 [1, 16]."""
+
+    frame: int
+    codes: Array
+
+
+class Pcm(Message, frozen=True, kw_only=True):
+    """Decoded audio: 16-bit little-endian mono at the model's rate, 1,920 samples a frame."""
+
+    frame: int
+    frames: int
+    samples: bytes
+
+
+class Audio(Message, frozen=True, kw_only=True):
+    """Bytes of the response's container; `frames` counts the codec frames taken in for them."""
+
+    data: bytes
+    frames: int
+    samples: int
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request failed, in the words of the error envelope."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Ending(Message, frozen=True, kw_only=True):
+    """The one terminal message of a request."""
+
+    reason: EndReason
+    frames: int = 0
+    text_tokens: int = 0
+    failure: Failure | None = None
+
+
+ToPrompt = Speak | Text | Credit | Close
+
+# Each link of the stage graph and what it carries. A message goes to every link of its stage that carries its type.
+LINKS: dict[tuple[str, str], Any] = {
+    ("api", "prompt"): ToPrompt,
+    ("prompt", "talker"): Speak | Prompt | Text | Credit | Ending,
+    ("talker", "code_predictor"): Speak | Hidden | Ending,
+    ("code_predictor", "talker"): Feedback | Ending,
+    ("code_predictor", "codec_decoder"): Speak | Codes | Ending,
+    ("codec_decoder", "encoder"): Speak | Pcm | Ending,
+    ("encoder", "api"): Audio | Ending,
+}
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "speech": ("prompt", "talker", "code_predictor", "codec_decoder", "encoder"),
+}

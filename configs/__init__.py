@@ -1,0 +1,1 @@
+"""Layouts and the embedded voice, shipped as package data."""

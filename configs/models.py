@@ -1,0 +1,49 @@
+"""Where models are: the embedded voice, a folder, or a hub id. The network is used only when asked to download."""
+
+from importlib import resources
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from ..bus.errors import StartError
+
+EMBEDDED = "embedded"
+
+
+def split_name(source: str) -> tuple[str, str]:
+    """`name=source` as (name, source); without a name the last part of the source is the name."""
+    name, given, where = source.partition("=")
+    if given:
+        return name, where
+    return (source if source == EMBEDDED else Path(source).name), source
+
+
+def find(source: str, *, download: bool = True) -> Path:
+    """Folder of a model. A hub id that is not on disk is downloaded, with a progress bar, if `download`.
+
+    Raises StartError in one sentence: no such folder, no such model, or no way to the hub.
+    """
+    if source == EMBEDDED:
+        return Path(str(resources.files(__package__) / "voices" / EMBEDDED))
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise StartError(f"no model folder {source!r}: give a folder, a hub id such as owner/name, or {EMBEDDED!r}")
+    try:
+        return Path(snapshot_download(source, local_files_only=True))
+    except LocalEntryNotFoundError:
+        if not download:
+            raise StartError(f"model {source!r} is not on this machine: `vivavoce download {source}` gets it") from None
+    except HFValidationError as error:
+        raise StartError(f"{source!r} is neither a folder nor a hub id: {error}") from None
+    try:
+        return Path(snapshot_download(source))
+    except RepositoryNotFoundError:
+        raise StartError(f"the hub has no model {source!r} that this machine may read") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise StartError(
+            f"model {source!r} is not on this machine and the hub cannot be reached ({type(error).__name__}): "
+            f"check the network, or give a folder or {EMBEDDED!r}"
+        ) from None

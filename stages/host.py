@@ -1,0 +1,77 @@
+"""Builds the stages of a loop. `device_main` is the life of the device thread; `loop_stages` needs no MLX."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+
+from ..bus.channel import Stage
+from ..bus.control import Loading, ModelInfo, Notice, Progress, Ready
+from ..bus.layout import Layout
+from ..bus.loop import Station, Wiring
+from ..configs.models import find, split_name
+from .speech.encoder import EncoderStage
+
+
+def loop_stages(names: tuple[str, ...]) -> dict[str, Stage]:
+    """The stages of a process's own event loop, other than the API itself."""
+    return {name: EncoderStage() for name in names if name == "encoder"}
+
+
+async def device_main(
+    station: Station, progress: Progress, notify: Callable[[Notice], None], stop: anyio.Event
+) -> None:
+    """Load, warm up and serve until `stop`. Raises StartError or CheckpointError when a model cannot be had."""
+    from . import device
+
+    settings = station.layout.device
+    blas = device.load_blas()
+    machine = device.setup(cache_limit=settings.cache_limit_bytes, wired_limit=settings.wired_limit_bytes)
+    models, stages = _speech(station, progress, notify)
+    async with Wiring(station) as wiring:
+        notify(Ready(backend=machine.name, models=models, hints=tuple(machine.hints)))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wiring.run, stages)
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+
+
+def _speech(
+    station: Station, progress: Progress, notify: Callable[[Notice], None]
+) -> tuple[tuple[ModelInfo, ...], dict[str, Stage]]:
+    from .speech.code_predictor import CodePredictorStage
+    from .speech.codec_decoder import CodecDecoderStage
+    from .speech.prompt import PromptStage
+    from .speech.qwen3.checkpoint import load
+    from .speech.talker import TalkerStage
+
+    layout: Layout = station.layout
+    models, infos = {}, []
+    for source in layout.speech.models:
+        name, where = split_name(source)
+        notify(Loading(f"loading {name}"))
+        path: Path = find(where)
+        dtype = None if layout.speech.dtype == "auto" else layout.speech.dtype
+        model = load(path, dtype=dtype)
+        model.warm_up(lambda done, total, name=name: notify(Loading(f"warming up {name}", done, total)))
+        models[name] = model
+        infos.append(
+            ModelInfo(
+                name=name,
+                family="speech",
+                kind=model.kind,
+                size=model.size,
+                source=where,
+                voices=tuple(model.voices),
+                languages=tuple(model.languages),
+                max_frames=model.max_frames,
+                instructions=model.size == "1.7B",
+            )
+        )
+    makers: dict[str, Callable[[], Stage]] = {
+        "prompt": lambda: PromptStage(models, progress),
+        "talker": lambda: TalkerStage(models, layout.speech, progress),
+        "code_predictor": lambda: CodePredictorStage(models, progress),
+        "codec_decoder": lambda: CodecDecoderStage(models, layout.speech, progress),
+    }
+    return tuple(infos), {name: makers[name]() for name in station.stages}

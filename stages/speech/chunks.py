@@ -1,0 +1,27 @@
+"""How many frames the codec decodes together: a function of the request's frame numbers alone, never of the clock."""
+
+from collections.abc import Iterator
+
+
+def ramp(rtf: float, largest: int) -> Iterator[int]:
+    """Sizes of successive chunks: the first is one frame, later ones are powers of two that grow as far as a player stays fed.
+
+    With `done` frames handed out at real-time factor `rtf`, the next chunk of c frames is there in time when
+    rtf · (done + c − 1) ≤ done, counting from the first chunk's arrival.
+    """
+    done = 0
+    while True:
+        size = 1
+        while size * 2 <= largest and rtf * (done + size * 2 - 1) <= done:
+            size *= 2
+        yield size
+        done += size
+
+
+def split(frames: int, largest: int) -> Iterator[int]:
+    """Powers of two, largest first, that add up to `frames`."""
+    while frames:
+        size = min(largest, 1 << (frames.bit_length() - 1))
+        size = 1 << (size.bit_length() - 1)
+        yield size
+        frames -= size

@@ -1,0 +1,105 @@
+"""Stage `codec_decoder`: codes become PCM, chunk by chunk, each exactly once.
+
+Frame 0 is read back at once. A later chunk is queued on the device when its last frame arrives and read when the next
+frame is queued behind it, which is also the proof that the talker did not end before that last frame.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from ...bus.channel import Outbox
+from ...bus.layout import Speech
+from ...bus.messages import Codes, Ending, Message, Pcm, Speak
+from ..actor import Actor
+from ..device import array
+from .chunks import ramp, split
+from .qwen3.codec_decoder import CodecState, to_int16
+from .qwen3.model import Qwen3TTS
+
+FRAME_SAMPLES = 1920
+SILENCE = 100  # of 32,767, about -50 dBFS
+
+
+@dataclass
+class _Request:
+    model: Qwen3TTS
+    sizes: Iterator[int]
+    size: int
+    """Frames of the chunk being gathered."""
+    state: CodecState
+    gathered: list[mx.array] = field(default_factory=list[mx.array])
+    queued: tuple[list[mx.array], CodecState, mx.array] | None = None
+    """A chunk on the device: its codes, the state before it, and its PCM."""
+    frames: int = 0
+    """Frames handed out."""
+    silent: int = 0
+    """Frames of silence at the end of what was handed out."""
+
+
+class CodecDecoderStage(Actor[_Request]):
+    def __init__(
+        self, models: Mapping[str, Qwen3TTS], settings: Speech, progress: AbstractContextManager[None]
+    ) -> None:
+        super().__init__(progress)
+        self._models = models
+        self._settings = settings
+        self._silence_limit = int(settings.silence_limit_s * 12.5)
+
+    def open(self, speak: Speak) -> _Request:
+        model = self._models[speak.model]
+        sizes = ramp(self._settings.chunk_rtf, self._settings.max_chunk_frames)
+        return _Request(model, sizes, next(sizes), model.codec.start())
+
+    async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
+        assert isinstance(message, Codes)
+        state.gathered.append(array(message.codes))
+        ready, state.queued = state.queued, None
+        if len(state.gathered) == state.size:
+            state.queued = self._decode(state, state.gathered)
+            state.gathered, state.size = [], next(state.sizes)
+        if ready is not None:
+            await self._hand_out(state, message.request, ready[2], outbox)
+        if message.frame == 0 and state.queued is not None:
+            # min_new_tokens is 2, so the first frame is never the end.
+            first, state.queued = state.queued, None
+            await self._hand_out(state, message.request, first[2], outbox)
+        if state.silent >= self._silence_limit:
+            ending = Ending(request=message.request, reason="length", frames=state.frames)
+            self.requests.pop(message.request)
+            await outbox.send(ending)
+
+    async def end(self, state: _Request, ending: Ending, outbox: Outbox) -> None:
+        if ending.reason in ("stop", "length"):
+            if state.queued is not None:
+                codes, before, pcm = state.queued
+                if state.frames + len(codes) <= ending.frames:
+                    await self._hand_out(state, ending.request, pcm, outbox)
+                else:
+                    state.gathered, state.state = codes + state.gathered, before
+            rest = state.gathered[: ending.frames - state.frames]
+            for size in split(len(rest), self._settings.max_chunk_frames):
+                chunk, rest = rest[:size], rest[size:]
+                await self._hand_out(state, ending.request, self._decode(state, chunk)[2], outbox)
+        await outbox.send(ending)
+
+    def _decode(self, state: _Request, codes: list[mx.array]) -> tuple[list[mx.array], CodecState, mx.array]:
+        before = state.state
+        frames = mx.concatenate([c[:, None] for c in codes], axis=1) if len(codes) > 1 else codes[0][:, None]
+        pcm, state.state = state.model.codec.step(frames, before)
+        pcm = to_int16(pcm)
+        mx.async_eval(pcm)
+        return codes, before, pcm
+
+    async def _hand_out(self, state: _Request, request: str, pcm: mx.array, outbox: Outbox) -> None:
+        samples = np.array(pcm).reshape(-1)
+        frames = len(samples) // FRAME_SAMPLES
+        silent = int(np.abs(samples.astype(np.int32)).max(initial=0)) < SILENCE
+        state.silent = state.silent + frames if silent else 0
+        await outbox.send(
+            Pcm(request=request, frame=state.frames, frames=frames, samples=samples.astype("<i2").tobytes())
+        )
+        state.frames += frames
