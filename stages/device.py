@@ -1,0 +1,138 @@
+"""The device that the stages compute on: BLAS, MLX set-up, memory, and a progress counter others may read.
+
+MLX is imported only inside functions: on Linux a real BLAS has to be in the process before it.
+"""
+
+import ctypes
+import shutil
+import sys
+import time
+from importlib import metadata
+
+import msgspec
+
+_loaded: list[str] = []
+
+
+def load_blas() -> str | None:
+    """Put a real OpenBLAS into the process before MLX is imported; return the library's name, or None.
+
+    The Linux CPU wheel of MLX carries the reference BLAS, whose products are about ten times slower. A library
+    loaded first with global symbols answers its calls instead. The OpenBLAS inside numpy's and scipy's wheels
+    cannot serve: its symbols carry a prefix. Nothing is done on macOS or with the CUDA wheels, nor when MLX is
+    already imported.
+    """
+    if _loaded:
+        return _loaded[0]
+    if sys.platform != "linux" or "mlx.core" in sys.modules or _cuda_wheel():
+        return None
+    for name in ("libopenblas.so.0", "libopenblas.so"):
+        try:
+            library = ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        if hasattr(library, "cblas_sgemm"):
+            _loaded.append(name)
+            return name
+    return None
+
+
+class Device(msgspec.Struct, frozen=True):
+    name: str
+    """cpu, metal or cuda"""
+    description: str
+    memory_bytes: int
+    blas: str | None
+    compiles: bool
+    """Whether `mx.compile` is on."""
+    hints: list[str]
+    """One sentence each: how to be faster on this machine."""
+
+
+def setup(*, cache_limit_bytes: int | None = None, wired_limit_bytes: int | None = None) -> Device:
+    """Import MLX, set its limits, choose whether functions are compiled. Call once, on the device thread.
+
+    MLX's streams and random state belong to a thread: the one that calls this also loads and runs every model.
+    """
+    blas = load_blas()
+    import mlx.core as mx
+
+    name = backend()
+    hints: list[str] = []
+    compiles = name != "cpu" or shutil.which("g++") is not None
+    if name == "cpu":
+        if blas is None and sys.platform == "linux":
+            hints.append(
+                "Install OpenBLAS (Debian and Ubuntu: apt install libopenblas0) for up to 10 times faster products."
+            )
+        if not compiles:
+            mx.disable_compile()
+            hints.append("Install a C++ compiler (Debian and Ubuntu: apt install g++) for compiled steps.")
+    if cache_limit_bytes is not None:
+        mx.set_cache_limit(cache_limit_bytes)
+    if wired_limit_bytes is not None and name == "metal":
+        mx.set_wired_limit(wired_limit_bytes)
+    info = mx.device_info()
+    described = str(info.get("device_name") or info.get("architecture") or name)
+    return Device(name, described, int(info.get("memory_size", 0)), blas, compiles, hints)
+
+
+def backend() -> str:
+    """cpu, metal or cuda."""
+    import mlx.core as mx
+
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def on_cpu() -> bool:
+    return backend() == "cpu"
+
+
+class Memory(msgspec.Struct, frozen=True):
+    active_bytes: int
+    cache_bytes: int
+    peak_bytes: int
+
+
+def memory() -> Memory:
+    """What MLX holds now; may be called from any thread."""
+    import mlx.core as mx
+
+    return Memory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
+
+
+class Progress:
+    """How far the device thread has come. It writes; any thread reads without a lock (each field is one store)."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.busy_since: float | None = None
+        """`time.monotonic()` at the begin of the step that runs now."""
+        self.last = time.monotonic()
+        """`time.monotonic()` at the end of the last step."""
+
+    def __enter__(self) -> None:
+        self.busy_since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.steps += 1
+        self.last = time.monotonic()
+        self.busy_since = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last progress; 0 while idle."""
+        started = self.busy_since
+        return 0.0 if started is None else time.monotonic() - max(started, self.last)
+
+
+def _cuda_wheel() -> bool:
+    for package in ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda"):
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        return True
+    return False

@@ -1,0 +1,111 @@
+"""Reading a checkpoint folder: the released layout, plain or quantised by an MLX converter, one file or shards."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+
+from ...device import on_cpu
+from .config import (
+    CheckpointError,
+    GenerationConfig,
+    ModelConfig,
+    SpeechTokenizerConfig,
+    read,
+    released,
+)
+from .model import Qwen3TTS
+from .tokenizer import BytePairTokenizer, ByteTokenizer
+from .weights import Format, RandomWeights, Weights
+
+DTYPES = {"fp32": mx.float32, "bf16": mx.bfloat16, "fp16": mx.float16}
+QUANTISED = {
+    "8bit": Format(64, 8, "affine"),
+    "6bit": Format(64, 6, "affine"),
+    "4bit": Format(64, 4, "affine"),
+}
+
+
+def load(path: Path, *, dtype: str | None = None) -> Qwen3TTS:
+    """The model in folder `path`, its weights read and evaluated.
+
+    `dtype` (fp32, bf16, fp16) is that of all float weights; by default fp32 on the CPU, where half-precision
+    products are slow, and bf16 elsewhere. Quantised layers keep their packed weights.
+
+    :raises CheckpointError: a file or tensor is missing or does not fit, or the folder holds another model.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a folder: name a folder with a Qwen3-TTS checkpoint.")
+    config = read(path / "config.json", ModelConfig)
+    if config.model_type != "qwen3_tts":
+        raise CheckpointError(
+            f"{path} holds a {config.model_type!r} model, but only 'qwen3_tts' can be used."
+        )
+    if config.tokenizer_type != "qwen3_tts_tokenizer_12hz":
+        raise CheckpointError(
+            f"{path} uses {config.tokenizer_type!r}; only the 12 Hz speech tokenizer can be used."
+        )
+    codec_config = read(path / "speech_tokenizer" / "config.json", SpeechTokenizerConfig)
+    generation = GenerationConfig()
+    if (path / "generation_config.json").is_file():
+        generation = read(path / "generation_config.json", GenerationConfig)
+    chosen = _dtype(dtype)
+    weights = Weights(_arrays(path), chosen, str(path / "model.safetensors"), config.quantization)
+    codec = Weights(
+        _arrays(path / "speech_tokenizer"), chosen, str(path / "speech_tokenizer" / "model.safetensors")
+    )
+    model = Qwen3TTS(config, codec_config, generation, BytePairTokenizer(path), weights, codec)
+    weights.check()
+    codec.check()
+    return model
+
+
+def random_weights(size: str, dtype: str) -> Qwen3TTS:
+    """A model of the released dimensions ('0.6B', '1.7B') with random weights, to measure without any file.
+
+    `dtype` is one of fp32, bf16, fp16, 8bit, 6bit, 4bit; quantised ones keep their other weights in the
+    device's dtype.
+    """
+    config, codec_config = released(size)
+    form = QUANTISED.get(dtype)
+    chosen = _dtype(None if form else dtype)
+    return Qwen3TTS(
+        config,
+        codec_config,
+        GenerationConfig(),
+        ByteTokenizer(),
+        RandomWeights(chosen, form),
+        RandomWeights(chosen),
+    )
+
+
+def _dtype(name: str | None) -> mx.Dtype:
+    if name is None:
+        return mx.float32 if on_cpu() else mx.bfloat16
+    if name not in DTYPES:
+        raise ValueError(f"dtype is {name!r}, but must be one of {', '.join([*DTYPES, *QUANTISED])}.")
+    return DTYPES[name]
+
+
+def _arrays(path: Path) -> dict[str, mx.array]:
+    """All tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
+    index = path / "model.safetensors.index.json"
+    files = [path / "model.safetensors"]
+    if not files[0].is_file() and index.is_file():
+        try:
+            named: dict[str, Any] = msgspec.json.decode(index.read_bytes())
+            files = [path / shard for shard in sorted(set(named["weight_map"].values()))]
+        except (msgspec.DecodeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index} cannot be used: {error}.") from error
+    arrays: dict[str, mx.array] = {}
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing: fetch the model again.")
+        try:
+            loaded = mx.load(str(file))
+        except RuntimeError as error:
+            raise CheckpointError(f"{file} cannot be read: {error}.") from error
+        assert isinstance(loaded, dict)
+        arrays.update(loaded)
+    return arrays

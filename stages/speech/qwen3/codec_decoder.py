@@ -1,0 +1,227 @@
+"""The codec decoder: frames of 16 codes → PCM, as a pure function of (codes, state).
+
+codes [1, n, 16] → latent [1, n, codebook_dim]: 16 rows of tables into which the quantiser's projection is folded
+→ conv → transformer with a window of 72 frames → upsampling convolutions → [1, n * 1920], clipped to ±1.
+The state is what the next frames need of the past: input rows of every causal convolution and the last 71 keys
+and values of every layer. Any split of a sequence into steps gives the same audio up to rounding.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ...device import on_cpu
+from .codec_layers import Conv, ConvNeXt, History, Residual, Snake, Upsample
+from .config import CodecConfig
+from .weights import Linear, Weights, merge
+
+STEPS = (8, 4, 2, 1)
+"""Frames per call that have a compiled trace; other counts run uncompiled."""
+
+
+class CodecState(NamedTuple):
+    """One stream's past. Rebind it at each step."""
+
+    tails: list[mx.array]
+    """Input rows of each convolution, [1, rows, C]."""
+    cache: list[mx.array]
+    """Keys and values of each layer in turn, rotated, [1, heads, window - 1, D]."""
+    position: mx.array
+    """int32 [1]: frames decoded."""
+
+
+class CodecLayer(NamedTuple):
+    qkv: Linear
+    out: Linear
+    """Times the attention's layer scale."""
+    gate_up: Linear
+    down: Linear
+    """Times the MLP's layer scale."""
+    input_norm: mx.array
+    output_norm: mx.array
+
+    @classmethod
+    def build(cls, weights: Weights, name: str, config: CodecConfig) -> "CodecLayer":
+        width, inner = config.hidden_size, config.intermediate_size
+        queries = config.num_attention_heads * config.attention_width
+        keys = config.num_key_value_heads * config.attention_width
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        qkv = merge(
+            weights.linear(f"{attention}.q_proj", width, queries),
+            weights.linear(f"{attention}.k_proj", width, keys),
+            weights.linear(f"{attention}.v_proj", width, keys),
+        )
+        gate_up = merge(
+            weights.linear(f"{mlp}.gate_proj", width, inner), weights.linear(f"{mlp}.up_proj", width, inner)
+        )
+        out, down = (
+            weights.linear(f"{attention}.o_proj", queries, width),
+            weights.linear(f"{mlp}.down_proj", inner, width),
+        )
+        out_scale = weights.array(f"{name}.self_attn_layer_scale.scale", width)[:, None]
+        down_scale = weights.array(f"{name}.mlp_layer_scale.scale", width)[:, None]
+        assert isinstance(qkv, Linear)
+        assert isinstance(gate_up, Linear)
+        return cls(
+            qkv,
+            Linear(out.weight * out_scale),
+            gate_up,
+            Linear(down.weight * down_scale),
+            weights.array(f"{name}.input_layernorm.weight", width),
+            weights.array(f"{name}.post_attention_layernorm.weight", width),
+        )
+
+
+class CodecDecoder:
+    def __init__(self, config: CodecConfig, weights: Weights) -> None:
+        self._config = config
+        self.samples = config.samples
+        self._dtype = weights.dtype
+        latent, hidden, product = config.latent_dim, config.hidden_size, on_cpu()
+        self._tables, self._rows = _fold_quantiser(config, weights)
+        self._pre_conv = Conv.build(
+            weights, "decoder.pre_conv.conv", config.codebook_dim, latent, 3, as_product=product
+        )
+        name = "decoder.pre_transformer"
+        self._into = weights.linear(f"{name}.input_proj", latent, hidden, bias=True)
+        self._out_of = weights.linear(f"{name}.output_proj", hidden, latent, bias=True)
+        self._norm = weights.array(f"{name}.norm.weight", hidden)
+        self._layers = [
+            CodecLayer.build(weights, f"{name}.layers.{i}", config) for i in range(config.num_hidden_layers)
+        ]
+        self._convolutions: list[Upsample | ConvNeXt | Conv | Snake | Residual] = []
+        for i, rate in enumerate(config.upsampling_ratios):
+            self._convolutions += [
+                Upsample.build(weights, f"decoder.upsample.{i}.0.conv", latent, latent, rate, rate),
+                ConvNeXt.build(weights, f"decoder.upsample.{i}.1", latent),
+            ]
+        width = config.decoder_dim
+        self._convolutions.append(
+            Conv.build(weights, "decoder.decoder.0.conv", latent, width, 7, as_product=product)
+        )
+        for i, rate in enumerate(config.upsample_rates):
+            block = f"decoder.decoder.{i + 1}.block"
+            self._convolutions += [
+                Snake.build(weights, f"{block}.0", width),
+                Upsample.build(weights, f"{block}.1.conv", width, width // 2, 2 * rate, rate),
+            ]
+            width //= 2
+            self._convolutions += [
+                Residual.build(weights, f"{block}.{2 + j}", width, dilation, as_product=product)
+                for j, dilation in enumerate((1, 3, 9))
+            ]
+        last = len(config.upsample_rates) + 1
+        self._convolutions += [
+            Snake.build(weights, f"decoder.decoder.{last}", width),
+            Conv.build(weights, f"decoder.decoder.{last + 1}.conv", width, 1, 7, as_product=product),
+        ]
+        self._compiled = mx.compile(self._step)
+
+    def start(self) -> CodecState:
+        """The state before the first frame."""
+        config = self._config
+        rows: list[tuple[int, int]] = [(2, config.codebook_dim)]
+        for layer in self._convolutions:
+            match layer:
+                case Upsample(taps=taps) if taps > 1:
+                    rows.append((taps - 1, layer.weight.shape[0] // taps))
+                case ConvNeXt():
+                    rows.append((6, layer.norm.shape[0]))
+                case Conv() if layer.kernel > 1:
+                    rows.append(_past(layer))
+                case Residual(wide=wide):
+                    rows.append(_past(wide))
+                case _:
+                    pass
+        shape = (1, config.num_key_value_heads, config.sliding_window - 1, config.attention_width)
+        return CodecState(
+            [mx.zeros((1, count, width), self._dtype) for count, width in rows],
+            [mx.zeros(shape, self._dtype) for _ in range(2 * config.num_hidden_layers)],
+            mx.zeros((1,), mx.int32),
+        )
+
+    def step(self, codes: mx.array, state: CodecState) -> tuple[mx.array, CodecState]:
+        """codes int [1, n, 16], n >= 1 → (pcm float32 [1, n * samples] within ±1, next state). Lazy."""
+        run = self._compiled if codes.shape[1] in STEPS else self._step
+        pcm, tails, cache, position = run(codes, state.tails, state.cache, state.position)
+        return pcm, CodecState(tails, cache, position)
+
+    def decode(self, codes: mx.array) -> mx.array:
+        """codes int [1, n, 16] → pcm float32 [1, n * samples]: steps of 8, 4, 2, 1 frames from the start."""
+        state, parts, at = self.start(), list[mx.array](), 0
+        while at < codes.shape[1]:
+            count = next(step for step in STEPS if step <= codes.shape[1] - at)
+            pcm, state = self.step(codes[:, at : at + count], state)
+            mx.eval(pcm, state)
+            parts.append(pcm)
+            at += count
+        return mx.concatenate(parts, axis=1) if parts else mx.zeros((1, 0))
+
+    def _step(
+        self, codes: mx.array, tails: list[mx.array], cache: list[mx.array], position: mx.array
+    ) -> tuple[mx.array, list[mx.array], list[mx.array], mx.array]:
+        history = History(tails)
+        x = mx.take(self._tables, codes + self._rows, axis=0).sum(axis=2)
+        x, cache = self._transform(self._pre_conv(x, history), cache, position)
+        for layer in self._convolutions:
+            x = layer(x) if isinstance(layer, Snake) else layer(x, history)
+        pcm = mx.clip(x[:, :, 0].astype(mx.float32), -1, 1)
+        return pcm, history.tails, cache, position + codes.shape[1]
+
+    def _transform(
+        self, x: mx.array, cache: list[mx.array], position: mx.array
+    ) -> tuple[mx.array, list[mx.array]]:
+        """Latent [1, n, C] through the windowed transformer → latent [1, n, C]."""
+        config, steps, past = self._config, x.shape[1], self._config.sliding_window - 1
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.attention_width
+        query, key = mx.arange(steps)[:, None], mx.arange(past + steps)[None]
+        visible = (key >= query) & (key <= query + past) & (key >= past - position)
+        x = self._into(x)
+        kept: list[mx.array] = []
+        for i, layer in enumerate(self._layers):
+            rows = layer.qkv(mx.fast.rms_norm(x, layer.input_norm, config.rms_norm_eps))
+            rows = rows.reshape(1, steps, heads + 2 * kv_heads, dim).transpose(0, 2, 1, 3)
+            turned = mx.fast.rope(
+                rows[:, : heads + kv_heads],
+                dim,
+                traditional=False,
+                base=config.rope_theta,
+                scale=1.0,
+                offset=position,
+            )
+            keys = mx.concatenate([cache[2 * i], turned[:, heads:]], axis=2)
+            values = mx.concatenate([cache[2 * i + 1], rows[:, heads + kv_heads :]], axis=2)
+            kept += [keys[:, :, -past:], values[:, :, -past:]]
+            attended = mx.fast.scaled_dot_product_attention(
+                turned[:, :heads], keys, values, scale=dim**-0.5, mask=visible
+            )
+            x = x + layer.out(attended.transpose(0, 2, 1, 3).reshape(1, steps, heads * dim))
+            rows = layer.gate_up(mx.fast.rms_norm(x, layer.output_norm, config.rms_norm_eps))
+            gate, up = mx.split(rows, 2, axis=-1)
+            x = x + layer.down(gate * mx.sigmoid(gate) * up)
+        return self._out_of(mx.fast.rms_norm(x, self._norm, config.rms_norm_eps)), kept
+
+
+def to_int16(pcm: mx.array) -> mx.array:
+    """float PCM within ±1 → int16 of the same shape, on the device: x * 32767 rounded to nearest, ties to even."""
+    return mx.round(pcm * 32767).astype(mx.int16)
+
+
+def _past(layer: Conv) -> tuple[int, int]:
+    inputs = layer.weight.shape[0] // layer.kernel if layer.as_product else layer.weight.shape[2]
+    return (layer.kernel - 1) * layer.dilation, inputs
+
+
+def _fold_quantiser(config: CodecConfig, weights: Weights) -> tuple[mx.array, mx.array]:
+    """One table [groups * codebook_size, codebook_dim] of projected code vectors, and the groups' first rows."""
+    tables: list[mx.array] = []
+    half = config.codebook_dim // 2
+    for group in range(config.num_quantizers):
+        name = "decoder.quantizer.rvq_first" if group == 0 else "decoder.quantizer.rvq_rest"
+        book = f"{name}.vq.layers.{max(group - 1, 0)}._codebook"
+        total = weights.array(f"{book}.embedding_sum", config.codebook_size, half, dtype=mx.float32)
+        usage = weights.array(f"{book}.cluster_usage", config.codebook_size, dtype=mx.float32)
+        project = weights.array(f"{name}.output_proj.weight", config.codebook_dim, half, 1, dtype=mx.float32)
+        tables.append((total / mx.maximum(usage, 1e-5)[:, None]) @ project[:, :, 0].T)
+    rows = mx.arange(config.num_quantizers, dtype=mx.int32) * config.codebook_size
+    return mx.concatenate(tables, axis=0).astype(weights.dtype), rows

@@ -1,0 +1,184 @@
+"""The codec decoder's building blocks: causal convolutions with explicit history, in a form each device does well.
+
+All rows are [1, T, C] (time, then channels). A causal convolution needs the last (kernel - 1) * dilation rows of its
+own input; `History` hands them out and collects the next ones, in the order in which the layers run.
+A transposed convolution of stride r is a product of the last kernel / r input rows with a [.., r * out] matrix, so
+its overlap is input history too and nothing has to be added up between calls.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from .weights import Weights
+
+
+class History:
+    """Input rows that the layers of one run take from the previous run and leave for the next."""
+
+    def __init__(self, tails: list[mx.array]) -> None:
+        self._old: Iterator[mx.array] = iter(tails)
+        self.tails: list[mx.array] = []
+
+    def extend(self, x: mx.array, rows: int) -> mx.array:
+        """x [1, T, C] behind its `rows` predecessors: [1, rows + T, C]."""
+        if rows == 0:
+            return x
+        joined = mx.concatenate([next(self._old), x], axis=1)
+        self.tails.append(joined[:, -rows:])
+        return joined
+
+
+class Conv(NamedTuple):
+    """Causal convolution; `weight` is [kernel * in, out] when `as_product`, else [out, kernel, in]."""
+
+    weight: mx.array
+    bias: mx.array
+    kernel: int
+    dilation: int
+    as_product: bool
+
+    @classmethod
+    def build(
+        cls,
+        weights: Weights,
+        name: str,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        *,
+        dilation: int = 1,
+        as_product: bool,
+    ) -> "Conv":
+        weight = weights.array(f"{name}.weight", outputs, inputs, kernel)
+        if as_product or kernel == 1:
+            weight = weight.transpose(2, 1, 0).reshape(kernel * inputs, outputs)
+        else:
+            weight = weight.transpose(0, 2, 1)
+        return cls(
+            mx.contiguous(weight), weights.array(f"{name}.bias", outputs), kernel, dilation, as_product
+        )
+
+    def __call__(self, x: mx.array, history: History) -> mx.array:
+        if self.kernel == 1:
+            return mx.addmm(self.bias, x, self.weight)
+        joined = history.extend(x, (self.kernel - 1) * self.dilation)
+        if not self.as_product:
+            return mx.conv1d(joined, self.weight, dilation=self.dilation) + self.bias
+        return mx.addmm(self.bias, taps(joined, x.shape[1], self.kernel, self.dilation), self.weight)
+
+
+class Upsample(NamedTuple):
+    """Causal transposed convolution, kernel a multiple of the stride; weight [taps * in, stride * out]."""
+
+    weight: mx.array
+    bias: mx.array
+    stride: int
+    taps: int
+
+    @classmethod
+    def build(
+        cls, weights: Weights, name: str, inputs: int, outputs: int, kernel: int, stride: int
+    ) -> "Upsample":
+        count = kernel // stride
+        weight = weights.array(f"{name}.weight", inputs, outputs, kernel)
+        # Tap 0 meets the oldest row, which reaches the last `stride` outputs of its kernel.
+        weight = weight.reshape(inputs, outputs, count, stride)[:, :, ::-1]
+        weight = weight.transpose(2, 0, 3, 1).reshape(count * inputs, stride * outputs)
+        bias = mx.tile(weights.array(f"{name}.bias", outputs), stride)
+        return cls(mx.contiguous(weight), bias, stride, count)
+
+    def __call__(self, x: mx.array, history: History) -> mx.array:
+        joined = history.extend(x, self.taps - 1)
+        rows = mx.addmm(self.bias, taps(joined, x.shape[1], self.taps, 1), self.weight)
+        return rows.reshape(1, x.shape[1] * self.stride, -1)
+
+
+class Snake(NamedTuple):
+    """x + sin(alpha x)^2 / beta in fp32; the checkpoint stores the logarithms of alpha and beta."""
+
+    alpha: mx.array
+    inverse_beta: mx.array
+
+    @classmethod
+    def build(cls, weights: Weights, name: str, channels: int) -> "Snake":
+        alpha = weights.array(f"{name}.alpha", channels, dtype=mx.float32)
+        beta = weights.array(f"{name}.beta", channels, dtype=mx.float32)
+        return cls(mx.exp(alpha), 1.0 / (mx.exp(beta) + 1e-9))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        wide = x.astype(mx.float32)
+        return (wide + self.inverse_beta * mx.square(mx.sin(wide * self.alpha))).astype(x.dtype)
+
+
+class Residual(NamedTuple):
+    """Snake, dilated conv, snake, 1x1 conv, added to the input."""
+
+    first: Snake
+    wide: Conv
+    second: Snake
+    point: Conv
+
+    @classmethod
+    def build(
+        cls, weights: Weights, name: str, channels: int, dilation: int, *, as_product: bool
+    ) -> "Residual":
+        return cls(
+            Snake.build(weights, f"{name}.act1", channels),
+            Conv.build(
+                weights, f"{name}.conv1.conv", channels, channels, 7, dilation=dilation, as_product=as_product
+            ),
+            Snake.build(weights, f"{name}.act2", channels),
+            Conv.build(weights, f"{name}.conv2.conv", channels, channels, 1, as_product=as_product),
+        )
+
+    def __call__(self, x: mx.array, history: History) -> mx.array:
+        return x + self.point(self.second(self.wide(self.first(x), history)), history)
+
+
+class ConvNeXt(NamedTuple):
+    """Depthwise conv, layer norm, two products around an exact GELU, scaled and added to the input."""
+
+    depthwise: mx.array
+    """[7, C]"""
+    depthwise_bias: mx.array
+    norm: mx.array
+    norm_bias: mx.array
+    widen: mx.array
+    widen_bias: mx.array
+    narrow: mx.array
+    """[4 C, C], times the block's scale"""
+    narrow_bias: mx.array
+
+    @classmethod
+    def build(cls, weights: Weights, name: str, channels: int) -> "ConvNeXt":
+        scale = weights.array(f"{name}.gamma", channels)
+        return cls(
+            mx.contiguous(weights.array(f"{name}.dwconv.conv.weight", channels, 1, 7)[:, 0].T),
+            weights.array(f"{name}.dwconv.conv.bias", channels),
+            weights.array(f"{name}.norm.weight", channels),
+            weights.array(f"{name}.norm.bias", channels),
+            mx.contiguous(weights.array(f"{name}.pwconv1.weight", 4 * channels, channels).T),
+            weights.array(f"{name}.pwconv1.bias", 4 * channels),
+            mx.contiguous(weights.array(f"{name}.pwconv2.weight", channels, 4 * channels).T * scale),
+            weights.array(f"{name}.pwconv2.bias", channels) * scale,
+        )
+
+    def __call__(self, x: mx.array, history: History) -> mx.array:
+        steps, kernel = x.shape[1], self.depthwise.shape[0]
+        joined = history.extend(x, kernel - 1)
+        mixed = self.depthwise_bias
+        for tap in range(kernel):
+            mixed = mixed + joined[:, tap : tap + steps] * self.depthwise[tap]
+        mixed = mx.fast.layer_norm(mixed, self.norm, self.norm_bias, 1e-6)
+        wide = mx.addmm(self.widen_bias, mixed, self.widen)
+        wide = wide * (1 + mx.erf(wide * 0.5**0.5)) * 0.5
+        return x + mx.addmm(self.narrow_bias, wide, self.narrow)
+
+
+def taps(joined: mx.array, steps: int, kernel: int, dilation: int) -> mx.array:
+    """The `kernel` rows that each of `steps` outputs sees, side by side: [1, steps, kernel * C]."""
+    if kernel == 1:
+        return joined
+    return mx.concatenate([joined[:, i * dilation : i * dilation + steps] for i in range(kernel)], axis=-1)

@@ -1,0 +1,97 @@
+"""The whole model: what a checkpoint holds, ready to be stepped by the stages."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from .code_predictor import CodePredictor
+from .codec_decoder import STEPS, CodecDecoder, to_int16
+from .config import GenerationConfig, ModelConfig, SpeechTokenizerConfig
+from .prompt import build, text_rows
+from .talker import Talker
+from .tokenizer import Templates, Tokenizer
+from .weights import Linear, Weights
+
+
+class PromptRows:
+    """The rows that prompts are made of: text embeddings projected to the talker's width, codec embeddings."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, codec_table: mx.array) -> None:
+        talker = config.talker_config
+        width = talker.text_hidden_size
+        # The table is large and a request reads a few rows: it stays as stored, only what is read is converted.
+        self._table = weights.stored_table("talker.model.text_embedding", talker.text_vocab_size, width)
+        self._dtype = weights.dtype
+        name = "talker.text_projection"
+        self._widen: Linear = weights.linear(f"{name}.linear_fc1", width, width, bias=True)
+        self._project: Linear = weights.linear(f"{name}.linear_fc2", width, talker.hidden_size, bias=True)
+        self._codec_table = codec_table
+        special = self.text(
+            mx.array([[config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id]])
+        )
+        self.begin, self.end, self.pad = mx.split(special, 3, axis=1)
+        self.codec_pad = self.codec([talker.codec_pad_id])
+        self.codec_bos = self.codec([talker.codec_bos_id])
+        mx.eval(self.begin, self.end, self.pad, self.codec_pad, self.codec_bos)
+
+    def text(self, ids: mx.array) -> mx.array:
+        """int [1, n] → [1, n, H]"""
+        wide = self._widen(mx.take(self._table, ids, axis=0).astype(self._dtype))
+        return self._project(wide * mx.sigmoid(wide))
+
+    def codec(self, ids: list[int]) -> mx.array:
+        """Rows of the talker's own table, [1, n, H]."""
+        return mx.take(self._codec_table, mx.array([ids], mx.int32), axis=0)
+
+
+class Qwen3TTS:
+    def __init__(
+        self,
+        config: ModelConfig,
+        codec_config: SpeechTokenizerConfig,
+        generation: GenerationConfig,
+        tokenizer: Tokenizer,
+        weights: Weights,
+        codec_weights: Weights,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.templates = Templates(tokenizer, config)
+        self.sampling = generation.talker
+        self.sub_sampling = generation.predictor
+        self.max_frames = generation.max_new_tokens
+        self.sample_rate = codec_config.output_sample_rate
+        self.kind = config.tts_model_type
+        self.size = config.size
+        self.voices = sorted(config.talker_config.spk_id)
+        self.languages = ["auto", *sorted(config.talker_config.codec_language_id)]
+        self.takes_instructions = not (self.kind == "custom_voice" and self.size == "0.6B")
+        self.talker = Talker(config, weights)
+        self.predictor = CodePredictor(config, weights, self.talker.embedding)
+        self.rows = PromptRows(config, weights, self.talker.embedding)
+        self.codec = CodecDecoder(codec_config.decoder_config, codec_weights)
+
+    def warm_up(self, progress: Callable[[float], None] = lambda done: None) -> None:
+        """Run every trace that a request can need once; `progress` hears the share done, 0 to 1."""
+        voice = self.voices[0] if self.voices else None
+        total, done = len(STEPS) + 3, 0
+
+        def report() -> None:
+            nonlocal done
+            done += 1
+            progress(done / total)
+
+        prompt = build(self, "Hello there.", voice=voice, language=None, instructions=None)
+        state, code, hidden = self.talker.start(prompt, self.sampling, 0)
+        mx.eval(code, hidden, state.cache)
+        report()
+        codes, embedding = self.predictor.frame(hidden, code, self.sub_sampling, state.key, state.frame)
+        mx.eval(codes, embedding)
+        report()
+        state, code, hidden = self.talker.step(state, embedding, text_rows(self, [0]))
+        mx.eval(code, hidden, state.cache)
+        report()
+        for count in STEPS:
+            pcm, stream = self.codec.step(mx.tile(codes[:, None] * 0, (1, count, 1)), self.codec.start())
+            mx.eval(to_int16(pcm), stream)
+            report()

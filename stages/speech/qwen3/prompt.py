@@ -1,0 +1,217 @@
+"""Text, voice, language, instructions → the rows that the talker is started with.
+
+Every row is a text row (projected text embedding) plus a codec row (talker embedding), as in the official code:
+
+    [instruction turn]   text only
+    role                 text only: the three tokens <|im_start|>assistant\n
+    codec prefix         think, think_bos, LANGUAGE, think_eos  or  nothink, think_bos, think_eos; then the voice's
+                         row, then pad; beside tts_pad … tts_bos
+    full text            every text token and tts_eos beside pad, then tts_pad beside codec bos;
+                         each later frame adds tts_pad
+    or streaming text    the first text token beside codec bos; each later frame adds the next one, tts_eos, tts_pad
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+from ....bus.errors import RequestError
+
+if TYPE_CHECKING:
+    from .model import Qwen3TTS
+
+LANGUAGES = {
+    "en": "english",
+    "zh": "chinese",
+    "de": "german",
+    "es": "spanish",
+    "ja": "japanese",
+    "fr": "french",
+    "ko": "korean",
+    "ru": "russian",
+    "it": "italian",
+    "pt": "portuguese",
+}
+"""ISO 639-1 codes of the languages that the checkpoints name."""
+
+
+class Prompt(NamedTuple):
+    prefill: mx.array
+    """[1, L, H]"""
+    trailing: mx.array
+    """[1, n, H]: text rows of the next frames, one per frame; n is 0 with full text."""
+    pad: mx.array
+    """[1, 1, H]: the text row of every frame after those."""
+    text_tokens: int
+
+
+def build(
+    model: "Qwen3TTS",
+    text: str,
+    *,
+    voice: str | None,
+    language: str | None,
+    instructions: str | None,
+    full_text: bool = True,
+) -> Prompt:
+    """The prompt of a whole text. `full_text` puts all of it before the first frame (steadier pace).
+
+    The 0.6B custom-voice model has never seen instructions; they are left out for it, as in the official code
+    (`model.takes_instructions` tells).
+
+    :raises RequestError: empty text, or an unknown voice or language.
+    """
+    role, ids = model.templates.spoken(text)
+    if not ids:
+        raise RequestError("The text to speak is empty.", "input")
+    prefix = prefix_rows(model, role, voice=voice, language=language, instructions=instructions)
+    pad, end = model.rows.pad, model.rows.end
+    words = text_rows(model, ids)
+    if full_text:
+        spoken = mx.concatenate([words, end], axis=1) + model.rows.codec_pad
+        prefill = mx.concatenate([prefix, spoken, pad + model.rows.codec_bos], axis=1)
+        trailing = mx.zeros((1, 0, prefill.shape[2]), prefill.dtype)
+    else:
+        prefill = mx.concatenate([prefix, words[:, :1] + model.rows.codec_bos], axis=1)
+        trailing = mx.concatenate([words[:, 1:], end], axis=1)
+    return Prompt(prefill, trailing, pad, len(ids))
+
+
+def text_rows(model: "Qwen3TTS", ids: list[int]) -> mx.array:
+    """Projected text embeddings, [1, n, H]."""
+    return model.rows.text(mx.array([ids], mx.int32))
+
+
+def prefix_rows(
+    model: "Qwen3TTS", role: list[int], *, voice: str | None, language: str | None, instructions: str | None
+) -> mx.array:
+    """The rows before the text, [1, L, H]: they depend on voice, language and instructions only.
+
+    :raises RequestError: unknown voice or language.
+    """
+    config, rows = model.config.talker_config, model.rows
+    speaker = resolve_voice(model, voice)
+    spoken = resolve_language(model, language, speaker)
+    if spoken is None:
+        codec = [config.codec_nothink_id, config.codec_think_bos_id, config.codec_think_eos_id]
+    else:
+        codec = [config.codec_think_id, config.codec_think_bos_id, spoken, config.codec_think_eos_id]
+    codec_rows = [rows.codec(codec)]
+    if speaker is not None:
+        codec_rows.append(rows.codec([config.speaker(speaker)]))
+    codec_rows.append(rows.codec_pad)
+    beside = mx.concatenate(codec_rows, axis=1)
+    pads = mx.broadcast_to(rows.pad, (1, beside.shape[1] - 1, rows.pad.shape[2]))
+    parts = [text_rows(model, role), mx.concatenate([pads, rows.begin], axis=1) + beside]
+    if instructions and model.takes_instructions:
+        parts.insert(0, text_rows(model, model.templates.instruction(instructions)))
+    return mx.concatenate(parts, axis=1)
+
+
+def resolve_voice(model: "Qwen3TTS", voice: str | None) -> str | None:
+    """The checkpoint's own spelling of a preset voice; None only where the model has no presets.
+
+    :raises RequestError: the model has no such voice, or presets and none was named.
+    """
+    names = model.config.talker_config.spk_id
+    if not names:
+        if voice:
+            raise RequestError(
+                f"This model has no preset voices, so voice {voice!r} cannot be used.", "voice"
+            )
+        return None
+    listed = ", ".join(sorted(names))
+    if not voice:
+        raise RequestError(f"Name a voice; this model has {listed}.", "voice")
+    for name in names:
+        if name.lower() == voice.strip().lower():
+            return name
+    raise RequestError(f"There is no voice {voice!r}; this model has {listed}.", "voice")
+
+
+def resolve_language(model: "Qwen3TTS", language: str | None, speaker: str | None) -> int | None:
+    """The codec id of a language, or None to let the model find out.
+
+    `language` is a name, an ISO code (also with a region, `pt-BR`), `auto` or None. A voice that speaks a dialect
+    keeps it when the language is Chinese or automatic.
+
+    :raises RequestError: the model does not speak it.
+    """
+    config = model.config.talker_config
+    asked = (language or "auto").strip().lower()
+    name = LANGUAGES.get(asked.replace("_", "-").split("-")[0], asked)
+    if asked in config.codec_language_id:
+        name = asked
+    if name not in config.codec_language_id and name != "auto":
+        known = ", ".join(["auto", *sorted(config.codec_language_id)])
+        raise RequestError(f"There is no language {language!r}; this model has {known}.", "language")
+    dialect = config.spk_is_dialect.get(speaker) if speaker else None
+    if isinstance(dialect, str) and name in ("chinese", "auto"):
+        name = dialect
+    return None if name == "auto" else config.codec_language_id[name]
+
+
+class TextFeed:
+    """Text that arrives while it is spoken: the first token starts the talker, one more goes in per frame.
+
+    Give it text with `add`, say `finish` when there is no more, and take rows with `next`. A word is only cut into
+    tokens once the white space behind it (or the end) is known, so that the pieces do not change the tokens.
+    """
+
+    def __init__(
+        self, model: "Qwen3TTS", *, voice: str | None, language: str | None, instructions: str | None
+    ) -> None:
+        """:raises RequestError: unknown voice or language."""
+        self._model = model
+        role, _ = model.templates.spoken("")
+        self._prefix = prefix_rows(model, role, voice=voice, language=language, instructions=instructions)
+        self._pending = ""
+        self._ids: list[int] = []
+        self._finished = False
+        self._ended = False
+        self.text_tokens = 0
+
+    def add(self, text: str) -> None:
+        self._pending += text
+        cut = max(self._pending.rfind(mark) for mark in (" ", "\n"))
+        if cut > 0:
+            self._take(self._pending[:cut])
+            self._pending = self._pending[cut:]
+
+    def finish(self) -> None:
+        self._take(self._pending)
+        self._pending, self._finished = "", True
+
+    @property
+    def ready(self) -> bool:
+        """Whether `next` (or, at first, `prompt`) has a row to give."""
+        return bool(self._ids) or self._finished
+
+    def prompt(self) -> Prompt:
+        """The prefill with the first token; later rows come from `next`.
+
+        :raises RequestError: the feed was finished without any text.
+        """
+        if not self._ids:
+            raise RequestError("The text to speak is empty.", "input")
+        rows = self._model.rows
+        first = text_rows(self._model, [self._ids.pop(0)]) + rows.codec_bos
+        prefill = mx.concatenate([self._prefix, first], axis=1)
+        return Prompt(prefill, mx.zeros((1, 0, prefill.shape[2]), prefill.dtype), rows.pad, self.text_tokens)
+
+    def next(self) -> mx.array | None:
+        """The next frame's text row [1, 1, H], or None while the text has not arrived yet."""
+        if self._ids:
+            return text_rows(self._model, [self._ids.pop(0)])
+        if not self._finished:
+            return None
+        if not self._ended:
+            self._ended = True
+            return self._model.rows.end
+        return self._model.rows.pad
+
+    def _take(self, text: str) -> None:
+        if text:
+            ids = self._model.tokenizer.encode(text)
+            self._ids += ids
+            self.text_tokens += len(ids)

@@ -1,0 +1,104 @@
+"""Choosing a code from logits, on the device, in fp32, with one stateless key per request.
+
+Order and meaning of the processors are those of the official generation: repetition penalty over the whole
+history, minimum length, suppressed ids, then (only when sampling) temperature, top-k keeping ties, top-p.
+A code is argmax(logits + Gumbel noise), which samples the softmax exactly.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import mlx.core as mx
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    do_sample: bool = True
+    temperature: float = 0.9
+    top_k: int = 50
+    """0 keeps every id."""
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    """The predictor ignores it, as the official code does."""
+
+    @property
+    def greedy(self) -> bool:
+        return not self.do_sample or self.temperature <= 0
+
+    @property
+    def nucleus(self) -> bool:
+        """Whether the top-p trace is needed."""
+        return not self.greedy and self.top_p < 1
+
+
+class Controls(NamedTuple):
+    """A `Sampling` as scalars on the device, so that one trace serves all settings."""
+
+    sampled: mx.array
+    """bool: add noise."""
+    temperature: mx.array
+    """float32; 1 when greedy."""
+    top_k: mx.array
+    """int32; at least 1."""
+    top_p: mx.array
+    penalty: mx.array
+
+
+@lru_cache(maxsize=256)
+def controls(sampling: Sampling, vocabulary: int) -> Controls:
+    """The device scalars of `sampling` for logits of `vocabulary` ids."""
+    kept = vocabulary if sampling.top_k <= 0 else min(sampling.top_k, vocabulary)
+    made = Controls(
+        mx.array(not sampling.greedy),
+        mx.array(1.0 if sampling.greedy else sampling.temperature, mx.float32),
+        mx.array(kept, mx.int32),
+        mx.array(sampling.top_p, mx.float32),
+        mx.array(sampling.repetition_penalty, mx.float32),
+    )
+    mx.eval(made)
+    return made
+
+
+def request_key(seed: int) -> mx.array:
+    """uint32 [2]: the key of a request, hashed once so that neighbouring seeds share nothing."""
+    return mx.random.split(mx.random.key(seed & 0xFFFF_FFFF_FFFF_FFFF))[0]
+
+
+def noise(key: mx.array, frame: mx.array, first: int, groups: int, vocabulary: int) -> mx.array:
+    """Gumbel noise, float32 [groups, vocabulary], of code groups first … first+groups-1 of one frame.
+
+    The key of a draw is the request's key xor (frame, group): distinct for every draw, whatever ran before.
+    """
+    group = mx.arange(first, first + groups, dtype=mx.uint32)
+    folded = key ^ mx.stack([mx.broadcast_to(frame.astype(mx.uint32), (groups,)), group], axis=1)
+    return mx.vmap(lambda k: mx.random.gumbel((vocabulary,), key=k))(folded)
+
+
+def penalise(logits: mx.array, seen: mx.array, penalty: mx.array) -> mx.array:
+    """Repetition penalty on float32 [1, V] for the ids marked in bool `seen` [V]."""
+    return mx.where(seen, mx.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def choose(logits: mx.array, gumbel: mx.array, control: Controls, nucleus: bool) -> mx.array:
+    """One id, int32 [1], from float32 logits [1, V] (suppressed ids are -inf) and noise [V].
+
+    `nucleus` is part of the trace, not of the data: top-p costs a second sort.
+    """
+    scaled = logits / control.temperature
+    ordered = mx.sort(scaled, axis=-1)
+    vocabulary = logits.shape[-1]
+    threshold = mx.take(ordered, vocabulary - control.top_k, axis=-1)[:, None]
+    kept = mx.where(scaled < threshold, -mx.inf, scaled)
+    if nucleus:
+        kept = _nucleus(kept, ordered, threshold, control.top_p)
+    picked = mx.where(control.sampled, kept + gumbel, logits)
+    return mx.argmax(picked, axis=-1).astype(mx.int32)
+
+
+def _nucleus(kept: mx.array, ordered: mx.array, threshold: mx.array, top_p: mx.array) -> mx.array:
+    """Drop the ascending tail whose cumulative probability is <= 1 - top_p; the largest id always stays."""
+    ranked = mx.where(ordered < threshold, -mx.inf, ordered)
+    tail = mx.cumsum(mx.softmax(ranked, axis=-1), axis=-1) <= 1 - top_p
+    last = mx.arange(ordered.shape[-1]) == ordered.shape[-1] - 1
+    floor = mx.min(mx.where(tail & ~last, mx.inf, ranked), axis=-1, keepdims=True)
+    return mx.where(kept < floor, -mx.inf, kept)

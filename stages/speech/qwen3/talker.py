@@ -1,0 +1,188 @@
+"""The talker: one transformer step per frame → code 0 and the hidden state that the predictor starts from.
+
+Per frame: x = sum of the last frame's 16 code embeddings + the next text row  [1, 1, H]
+           layers over a preallocated cache [1, kv_heads, S, D], S a bucket of 256, 512, 1024 …
+           code 0 sampled from [1, V] inside the same trace.
+Nothing is evaluated here: every function returns lazy arrays.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from .config import ModelConfig
+from .layers import Layer
+from .prompt import Prompt
+from .sampling import Controls, Sampling, choose, controls, noise, penalise, request_key
+from .weights import Linear, Weights
+
+BUCKET = 256
+"""Positions of the smallest cache; larger ones double."""
+PREFILL_STEP = 32
+"""Prompts are padded to a multiple of this, so that few prefill traces exist."""
+MIN_FRAMES = 2
+"""EOS cannot be chosen for the first two frames (`min_new_tokens` of the official code)."""
+
+
+class TalkerState(NamedTuple):
+    """One request's state, on the device. Rebind it at each step: the old cache is then reused in place."""
+
+    cache: list[mx.array]
+    """k and v of each layer in turn, [1, kv_heads, S, D]."""
+    position: mx.array
+    """int32 [1]: positions filled."""
+    seen: mx.array
+    """bool [V]: code-0 ids chosen so far."""
+    frame: mx.array
+    """int32 [1]: index of the frame whose code 0 was chosen last."""
+    key: mx.array
+    """uint32 [2]."""
+    control: Controls
+    nucleus: bool
+    filled: int
+    """`position` as the host knows it."""
+
+
+class Talker:
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        talker = config.talker_config
+        self.vocabulary = talker.vocab_size
+        self.embedding = weights.table("talker.model.codec_embedding", talker.vocab_size, talker.hidden_size)
+        self._layers = [
+            Layer.build(weights, f"talker.model.layers.{i}", talker) for i in range(talker.num_hidden_layers)
+        ]
+        self._norm = weights.array("talker.model.norm.weight", talker.hidden_size)
+        self._head: Linear = weights.linear("talker.codec_head", talker.hidden_size, talker.vocab_size)
+        self._eps = talker.rms_norm_eps
+        self._max_positions = talker.max_position_embeddings
+        self._heads, self._dim = talker.num_key_value_heads, talker.head_dim
+        allowed = mx.arange(talker.vocab_size) < talker.vocab_size - 1024
+        ends = mx.arange(talker.vocab_size) == talker.codec_eos_token_id
+        self._suppressed = mx.stack([~allowed, ~(allowed | ends)])
+        mx.eval(self._suppressed)
+        self._start = {flag: mx.compile(self._starter(flag)) for flag in (False, True)}
+        self._step = {flag: mx.compile(self._stepper(flag)) for flag in (False, True)}
+
+    def start(self, prompt: Prompt, sampling: Sampling, seed: int) -> tuple[TalkerState, mx.array, mx.array]:
+        """Prefill → (state, code0 int32 [1, 1], hidden [1, 1, H]) of frame 0."""
+        length = prompt.prefill.shape[1]
+        padded = -(-length // PREFILL_STEP) * PREFILL_STEP
+        rows = mx.pad(prompt.prefill, [(0, 0), (0, padded - length), (0, 0)])
+        control, key = controls(sampling, self.vocabulary), request_key(seed)
+        position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
+        seen = mx.zeros((self.vocabulary,), mx.bool_)
+        cache, seen, code, hidden = self._start[sampling.nucleus](rows, position, seen, frame, key, control)
+        cache = self._grow(cache, self._bucket(length + 1))
+        return (
+            TalkerState(cache, position, seen, frame, key, control, sampling.nucleus, length),
+            code,
+            hidden,
+        )
+
+    def step(
+        self, state: TalkerState, embedding: mx.array, text: mx.array
+    ) -> tuple[TalkerState, mx.array, mx.array]:
+        """One frame: embedding and text [1, 1, H] → (state, code0 int32 [1, 1], hidden [1, 1, H])."""
+        cache = self._grow(state.cache, self._bucket(state.filled + 1))
+        cache, position, seen, frame, code, hidden = self._step[state.nucleus](
+            cache, state.position, state.seen, state.frame, state.key, state.control, embedding, text
+        )
+        filled = state.filled + 1
+        return (
+            TalkerState(cache, position, seen, frame, state.key, state.control, state.nucleus, filled),
+            code,
+            hidden,
+        )
+
+    def logits(self, prefill: mx.array, steps: mx.array) -> mx.array:
+        """Teacher forcing: prompt rows [1, L, H] and frame inputs [1, n, H] → float32 logits [n + 1, V]."""
+        rows = mx.concatenate([prefill, steps], axis=1)
+        _, hidden = self._forward(rows)
+        return self._head(hidden[0, prefill.shape[1] - 1 :]).astype(mx.float32)
+
+    def _forward(self, x: mx.array) -> tuple[list[mx.array], mx.array]:
+        cache: list[mx.array] = []
+        for layer in self._layers:
+            queries, keys, values = layer.project(x, 0)
+            cache += [keys, values]
+            x = layer.finish(x, layer.attend(queries, keys, values, "causal"))
+        return cache, mx.fast.rms_norm(x, self._norm, self._eps)
+
+    def _starter(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array]]:
+        def start(
+            rows: mx.array,
+            length: mx.array,
+            seen: mx.array,
+            frame: mx.array,
+            key: mx.array,
+            control: Controls,
+        ) -> tuple[list[mx.array], mx.array, mx.array, mx.array]:
+            cache, hidden = self._forward(rows)
+            hidden = mx.take(hidden, length - 1, axis=1)
+            code, seen = self._choose(hidden, seen, frame, key, Controls(*control), nucleus)
+            return cache, seen, code, hidden
+
+        return start
+
+    def _stepper(
+        self, nucleus: bool
+    ) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array, mx.array, mx.array]]:
+        def step(
+            cache: list[mx.array],
+            position: mx.array,
+            seen: mx.array,
+            frame: mx.array,
+            key: mx.array,
+            control: Controls,
+            embedding: mx.array,
+            text: mx.array,
+        ) -> tuple[list[mx.array], mx.array, mx.array, mx.array, mx.array, mx.array]:
+            x = embedding + text
+            visible = mx.arange(cache[0].shape[2]) <= position
+            written: list[mx.array] = []
+            for index, layer in enumerate(self._layers):
+                queries, new_keys, new_values = layer.project(x, position)
+                keys = mx.slice_update(cache[2 * index], new_keys, position, axes=(2,))
+                values = mx.slice_update(cache[2 * index + 1], new_values, position, axes=(2,))
+                written += [keys, values]
+                x = layer.finish(x, layer.attend(queries, keys, values, visible))
+            hidden = mx.fast.rms_norm(x, self._norm, self._eps)
+            frame = frame + 1
+            code, seen = self._choose(hidden, seen, frame, key, Controls(*control), nucleus)
+            return written, position + 1, seen, frame, code, hidden
+
+        return step
+
+    def _choose(
+        self,
+        hidden: mx.array,
+        seen: mx.array,
+        frame: mx.array,
+        key: mx.array,
+        control: Controls,
+        nucleus: bool,
+    ) -> tuple[mx.array, mx.array]:
+        """hidden [1, 1, H] → (code0 int32 [1, 1], seen with that code marked)."""
+        logits = penalise(self._head(hidden[:, 0]).astype(mx.float32), seen, control.penalty)
+        barred = mx.where(frame < MIN_FRAMES, self._suppressed[0], self._suppressed[1])
+        gumbel = noise(key, frame, 0, 1, self.vocabulary)[0]
+        code = choose(mx.where(barred, -mx.inf, logits), gumbel, control, nucleus)
+        return code[:, None], seen | (mx.arange(self.vocabulary) == code)
+
+    def _bucket(self, positions: int) -> int:
+        if positions > self._max_positions:
+            raise ValueError(
+                f"The talker has {self._max_positions} positions and all are used: end the request."
+            )
+        size = BUCKET
+        while size < positions:
+            size *= 2
+        return size
+
+    def _grow(self, cache: list[mx.array], size: int) -> list[mx.array]:
+        missing = size - cache[0].shape[2]
+        if missing <= 0:
+            return cache
+        room = mx.zeros((1, self._heads, missing, self._dim), cache[0].dtype)
+        return [mx.concatenate([part, room], axis=2) for part in cache]

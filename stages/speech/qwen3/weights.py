@@ -1,0 +1,173 @@
+"""Named tensors of a checkpoint, handed out with their shapes checked, and the linear layer made of them."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from .config import CheckpointError
+
+
+class Format(NamedTuple):
+    """How a linear layer was quantised."""
+
+    group_size: int
+    bits: int
+    mode: str
+
+
+class Linear(NamedTuple):
+    """y = x @ weight.T + bias, weight [out, in], plain or MLX-quantised."""
+
+    weight: mx.array
+    scales: mx.array | None = None
+    zeros: mx.array | None = None
+    bias: mx.array | None = None
+    format: Format | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.format is not None:
+            assert self.scales is not None
+            y = mx.quantized_matmul(
+                x, self.weight, self.scales, self.zeros, transpose=True, **self.format._asdict()
+            )
+            return y if self.bias is None else y + self.bias
+        return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
+
+
+class Stacked(NamedTuple):
+    """Linear layers of one input whose formats differ, so that their rows cannot be merged."""
+
+    parts: tuple[Linear, ...]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.concatenate([part(x) for part in self.parts], axis=-1)
+
+
+def merge(*parts: Linear) -> Linear | Stacked:
+    """One layer whose output is the outputs of `parts` side by side (q, k, v; gate, up)."""
+    if any(part.format != parts[0].format or part.bias is not None for part in parts):
+        return Stacked(parts)
+
+    def rows(values: list[mx.array | None]) -> mx.array | None:
+        present = [value for value in values if value is not None]
+        return mx.concatenate(present, axis=0) if present else None
+
+    weight = mx.concatenate([part.weight for part in parts], axis=0)
+    scales, zeros = rows([part.scales for part in parts]), rows([part.zeros for part in parts])
+    return Linear(weight, scales, zeros, None, parts[0].format)
+
+
+class Weights:
+    """Tensors by name. Missing or misshapen ones are noted, and `check` reports them together."""
+
+    def __init__(
+        self,
+        arrays: dict[str, mx.array],
+        dtype: mx.Dtype,
+        source: str,
+        quantization: dict[str, Any] | None = None,
+    ) -> None:
+        self._arrays = arrays
+        self._source = source
+        self._quantization = quantization or {}
+        self._faults: list[str] = []
+        self.dtype = dtype
+
+    def array(self, name: str, *shape: int, dtype: mx.Dtype | None = None) -> mx.array:
+        """The tensor `name` of exactly `shape`, cast to `dtype` (default: the dtype of these weights)."""
+        dtype = dtype or self.dtype
+        found = self._arrays.get(name)
+        if found is None:
+            self._faults.append(f"{name} is missing")
+        elif found.shape != shape:
+            self._faults.append(f"{name} has shape {list(found.shape)} instead of {list(shape)}")
+        else:
+            return found.astype(dtype)
+        return mx.zeros(shape, dtype)
+
+    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
+        """The layer whose tensors are `name`.weight, .scales, .biases (quantised) and .bias."""
+        offset = self.array(f"{name}.bias", outputs) if bias else None
+        scales = self._arrays.get(f"{name}.scales")
+        if scales is None:
+            return Linear(self.array(f"{name}.weight", outputs, inputs), bias=offset)
+        form = self._format(name)
+        packed = self._arrays.get(f"{name}.weight")
+        width = inputs * form.bits // 32
+        if packed is None or packed.shape != (outputs, width):
+            found = "nothing" if packed is None else list(packed.shape)
+            self._faults.append(f"{name}.weight is {found} instead of {form.bits}-bit [{outputs}, {width}]")
+            return Linear(mx.zeros((outputs, inputs), self.dtype), bias=offset)
+        zeros = self._arrays.get(f"{name}.biases")
+        if form.mode == "affine":
+            scales = scales.astype(self.dtype)
+            zeros = None if zeros is None else zeros.astype(self.dtype)
+        return Linear(packed, scales, zeros, offset, form)
+
+    def table(self, name: str, rows: int, width: int) -> mx.array:
+        """An embedding [rows, width], dequantised if the converter quantised it."""
+        layer = self.linear(name, width, rows)
+        if layer.format is None:
+            return layer.weight
+        assert layer.scales is not None
+        table = mx.dequantize(layer.weight, layer.scales, layer.zeros, **layer.format._asdict())
+        return table.astype(self.dtype)
+
+    def stored_table(self, name: str, rows: int, width: int) -> mx.array:
+        """A plain embedding in the dtype it is stored in."""
+        found = self._arrays.get(f"{name}.weight")
+        if found is None or f"{name}.scales" in self._arrays:
+            return self.table(name, rows, width)
+        return self.array(f"{name}.weight", rows, width, dtype=found.dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def check(self) -> None:
+        """:raises CheckpointError: some tensors asked for so far were missing or had the wrong shape."""
+        if self._faults:
+            listed = "; ".join(self._faults[:4])
+            more = f"; and {len(self._faults) - 4} more" if len(self._faults) > 4 else ""
+            raise CheckpointError(f"{self._source} does not match its config: {listed}{more}.")
+
+    def _format(self, name: str) -> Format:
+        own = self._quantization.get(name)
+        chosen: dict[str, Any] = {**self._quantization, **(own if isinstance(own, dict) else {})}
+        return Format(int(chosen["group_size"]), int(chosen["bits"]), str(chosen.get("mode", "affine")))
+
+
+class RandomWeights(Weights):
+    """Random tensors of whatever shape is asked for: a model to measure, not to listen to."""
+
+    def __init__(self, dtype: mx.Dtype, format: Format | None = None, scale: float = 0.02) -> None:
+        super().__init__({}, dtype, "random weights")
+        self._quantised = format
+        self._scale = scale
+        self._keys = _keys()
+
+    def array(self, name: str, *shape: int, dtype: mx.Dtype | None = None) -> mx.array:
+        dtype = dtype or self.dtype
+        if ("norm" in name and name.endswith("weight")) or name.endswith("cluster_usage"):
+            return mx.ones(shape, dtype)
+        made = mx.random.normal(shape, dtype, scale=self._scale, key=next(self._keys))
+        mx.eval(made)
+        return made
+
+    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
+        plain = super().linear(name, inputs, outputs, bias=bias)
+        if self._quantised is None:
+            return plain
+        packed, scales, *zeros = mx.quantize(plain.weight, **self._quantised._asdict())
+        mx.eval(packed, scales, zeros)
+        return Linear(packed, scales, zeros[0] if zeros else None, plain.bias, self._quantised)
+
+    def table(self, name: str, rows: int, width: int) -> mx.array:
+        return self.array(f"{name}.weight", rows, width)
+
+
+def _keys() -> Iterator[mx.array]:
+    key = mx.random.key(0)
+    while True:
+        key, drawn = mx.random.split(key)
+        yield drawn
