@@ -40,7 +40,7 @@ class Mailbox:
 
 
 class Outbox:
-    """A stage's outgoing links: a message goes to each link that carries its type, in the order of the links."""
+    """A stage's outgoing links: a message goes to each that carries its type, in the order of the links."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Outbox:
         self._watch = watch
 
     async def send(self, message: Message) -> None:
-        """Send to every link that carries this type. Raises KeyError where no link does: a mistake in the stage."""
+        """Send to every link that carries this type. Raises KeyError where none does: the stage is wrong."""
         if self._watch is not None:
             self._watch(message)
         for sender in self._routes[type(message)]:

@@ -50,7 +50,7 @@ class Client:
 
 
 class SpeechRequest:
-    """One running request. Iterate it for `Audio`; after the last one `ending` is set. Leaving the block closes it."""
+    """One running request: iterate it for `Audio`, then read `ending`. Leaving the block closes it."""
 
     def __init__(self, client: Client, speak: Speak) -> None:
         self._client = client

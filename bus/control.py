@@ -6,11 +6,10 @@ import msgspec
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A step of start-up, for people: what, and how far (`done` of `total`)."""
+    """A step of start-up, for people: what, and the share that is done (0 to 1)."""
 
     what: str
-    done: int = 0
-    total: int = 0
+    done: float = 0.0
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):

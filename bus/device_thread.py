@@ -1,4 +1,4 @@
-"""The one thread that owns a device. MLX is imported there, models load, warm up and run there, and nowhere else."""
+"""The one thread that owns a device: MLX is imported and models load, warm up and run there only."""
 
 import asyncio
 import importlib
@@ -36,9 +36,11 @@ class DeviceThread:
         self._thread = threading.Thread(target=self._main, name=f"device-{station.process}")
 
     async def start(self, notify: Callable[[Notice], None]) -> Ready:
-        """Start, and return when the stages are warm. Raises StartError with the cause; `notify` is called on this loop."""
-        loop = asyncio.get_running_loop()
-        self._notify = lambda notice: loop.call_soon_threadsafe(notify, notice)
+        """Start, and return when the stages are warm; `notify` is called on the caller's loop.
+
+        Raises StartError (or another VivavoceError) with the cause.
+        """
+        self._listener = (asyncio.get_running_loop(), notify)
         self._thread.start()
         try:
             return await asyncio.wrap_future(self._ready)
@@ -80,7 +82,8 @@ class DeviceThread:
         if isinstance(notice, Ready):
             self._ready.set_result(notice)
         else:
-            self._notify(notice)
+            loop, notify = self._listener
+            loop.call_soon_threadsafe(notify, notice)
 
 
 def _single(error: BaseException) -> BaseException:

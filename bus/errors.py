@@ -22,8 +22,10 @@ class StartError(VivavoceError):
 
 
 class RequestError(VivavoceError):
-    """The request is refused. `param` names the field, `status` and `code` are those of the error envelope."""
+    """The request is refused. `param` names the field; `status` and `code` go into the error envelope."""
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str = "invalid_value"):
+    def __init__(
+        self, message: str, param: str | None = None, *, status: int = 400, code: str = "invalid_value"
+    ) -> None:
         super().__init__(message)
         self.failure = Failure(status=status, code=code, message=message, param=param)

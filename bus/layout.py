@@ -1,4 +1,7 @@
-"""Layouts: which stages run in which process and loop, and with which settings. TOML, checked before any weight is read."""
+"""Layouts: which stages run in which process and loop, and with which settings.
+
+TOML, checked whole (see `layout_check`) before any weight is read.
+"""
 
 from importlib import resources
 from pathlib import Path
@@ -7,9 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import LayoutError
-from .messages import FAMILIES, LINKS
-
-STAGES = ("api", *(stage for family in FAMILIES.values() for stage in family))
+from .messages import LINKS
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -124,13 +125,16 @@ def load(name: str | Path) -> Layout:
 
 def parse(text: str, file: str) -> Layout:
     """Decode and check a layout's text; `file` is named in errors."""
+    from .layout_check import find_problem
+
     try:
         layout = msgspec.toml.decode(text, type=Layout)
     except msgspec.ValidationError as error:
         raise LayoutError(f"{file}: {_explain(str(error))}") from None
     except msgspec.DecodeError as error:
         raise LayoutError(f"{file}: not valid TOML: {error}") from None
-    _check(layout, file)
+    if problem := find_problem(layout):
+        raise LayoutError(f"{file}: {problem}")
     return layout
 
 
@@ -140,71 +144,12 @@ def _explain(error: str) -> str:
         return error
     path = error.rpartition("`$")[2].strip("`") if "`$" in error else ""
     part = path.strip(".").split(".")[-1].split("[")[0]
-    kinds: dict[str, Any] = {"process": Process, "link": LinkSettings, "api": Api, "speech": Speech, "device": Device}
+    kinds: dict[str, Any] = {
+        "process": Process,
+        "link": LinkSettings,
+        "api": Api,
+        "speech": Speech,
+        "device": Device,
+    }
     fields = msgspec.structs.fields(kinds.get(part, Layout))
     return f"{error}; allowed: {', '.join(field.encode_name for field in fields)}"
-
-
-def _check(layout: Layout, file: str) -> None:
-    def refuse(key: str, why: str) -> LayoutError:
-        return LayoutError(f"{file}: {key}: {why}")
-
-    stages = layout.stages()
-    for process in layout.process:
-        for stage in (*process.loop, *process.device):
-            if stage not in STAGES:
-                raise refuse(f"process.{process.name}", f"unknown stage {stage!r}; allowed: {', '.join(STAGES)}")
-    if len({process.name for process in layout.process}) != len(layout.process):
-        raise refuse("process", "two processes have the same name")
-    for stage in set(stages):
-        if stages.count(stage) > 1:
-            raise refuse("process", f"stage {stage!r} is placed {stages.count(stage)} times, once is allowed")
-    if layout.place("api") is None:
-        raise refuse("process", "no process runs the stage 'api'")
-    for stage in ("api", "encoder"):
-        if any(stage in process.device for process in layout.process):
-            raise refuse("process", f"{stage!r} does not touch the device: place it in `loop`")
-    for family, members in FAMILIES.items():
-        missing = [stage for stage in members if stage not in stages]
-        if missing and len(missing) < len(members):
-            raise refuse("process", f"{family} needs {', '.join(members)}; not placed: {', '.join(missing)}")
-    if not any(member in stages for members in FAMILIES.values() for member in members):
-        raise refuse("process", f"nothing to serve: place the stages of {' or '.join(FAMILIES)}")
-    seen: set[tuple[str, str]] = set()
-    for link in layout.link:
-        edge = (link.source, link.target)
-        if edge not in LINKS:
-            raise refuse("link", f"{link.source} → {link.target} {_why_no_link(edge)}; allowed: {_edges()}")
-        if link not in layout.links() or edge in seen:
-            raise refuse("link", f"{link.source} → {link.target}: {'given twice' if edge in seen else 'dangling: not both ends are placed'}")
-        seen.add(edge)
-    settings = {
-        "api.max_concurrent": layout.api.max_concurrent,
-        "speech.lookahead_frames": layout.speech.lookahead_frames,
-        "speech.max_chunk_frames": layout.speech.max_chunk_frames,
-        **{f"link.{link.source}→{link.target}.capacity": link.capacity for link in layout.link},
-    }
-    for key, value in settings.items():
-        if value < 1:
-            raise refuse(key, f"{value} is too small, 1 or more is allowed")
-    if not 0 < layout.speech.chunk_rtf <= 1:
-        raise refuse("speech.chunk_rtf", f"{layout.speech.chunk_rtf} is out of range, above 0 up to 1 is allowed")
-    # The loop talker → code_predictor → talker holds one message a request: with fewer places than requests both
-    # could wait for each other for ever.
-    for link in layout.links():
-        if {link.source, link.target} == {"talker", "code_predictor"} and link.capacity < layout.api.max_concurrent:
-            raise refuse(
-                f"link.{link.source}→{link.target}.capacity",
-                f"{link.capacity} could lock up the cycle; at least api.max_concurrent = {layout.api.max_concurrent}",
-            )
-
-
-def _edges() -> str:
-    return ", ".join(f"{source} → {target}" for source, target in LINKS)
-
-
-def _why_no_link(edge: tuple[str, str]) -> str:
-    order = ("api", *FAMILIES["speech"])
-    if edge[0] in order and edge[1] in order and order.index(edge[0]) >= order.index(edge[1]):
-        return "would close a cycle that the stages do not have"
-    return "joins nothing"

@@ -39,7 +39,9 @@ class Station:
     def binds(self, link: LinkSettings) -> bool:
         """The loop that is named first in the layout binds; the other connects."""
         order = [(p.name, kind) for p in self.layout.process for kind in ("loop", "device")]
-        ends = [order.index(place) for stage in (link.source, link.target) if (place := self.layout.place(stage))]
+        ends = [
+            order.index(place) for stage in (link.source, link.target) if (place := self.layout.place(stage))
+        ]
         return order.index((self.process, self.kind)) == min(ends)
 
 
@@ -65,7 +67,9 @@ class Wiring:
             union = LINKS[settings.source, settings.target]
             here, there = settings.source in self._mailboxes, settings.target in self._mailboxes
             if here and there:
-                self._outgoing[settings.source].append((self._mailboxes[settings.target].sender(), kinds(union)))
+                self._outgoing[settings.source].append(
+                    (self._mailboxes[settings.target].sender(), kinds(union))
+                )
             elif here or there:
                 link = Link(station.context, station.address(settings), union, bind=station.binds(settings))
                 self._links.append(link)
@@ -99,7 +103,7 @@ class Wiring:
         return {stage: mailbox.waiting for stage, mailbox in self._mailboxes.items()}
 
     async def run(self, stages: Mapping[str, Stage]) -> None:
-        """Run the stages until cancelled. An exception of a stage that is not one request's own ends the loop."""
+        """Run the stages until cancelled. An exception that is not one request's own ends the loop."""
         async with anyio.create_task_group() as tasks:
             for link, sender in self._pumps:
                 tasks.start_soon(link.pump, sender)

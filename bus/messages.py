@@ -3,9 +3,11 @@
 Every message names its request. Arrays stay as they are inside one event loop (an MLX array, perhaps not yet
 computed) and travel as `Tensor` everywhere else. `SCHEMA` names this set; it is part of every hand-shake.
 
-    api ─Speak,Text,Credit,Close▶ prompt ─Prompt▶ talker ─Hidden▶ code_predictor ─Codes▶ codec_decoder ─Pcm▶ encoder ─Audio▶ api
+    api ─Speak,Text,Credit,Close▶ prompt ─Prompt▶ talker ─Hidden▶ code_predictor ─Codes▶ codec_decoder
                                                     ▲───────Feedback───────┘
-    `Speak` opens a request in each stage, ahead of any data; `Ending` closes it, behind all of it.
+                                                     api ◀Audio─ encoder ◀Pcm─ codec_decoder
+
+`Speak` opens a request in each stage, ahead of any data; `Ending` closes it, behind all of it.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -146,7 +148,7 @@ class Ending(Message, frozen=True, kw_only=True):
 
 ToPrompt = Speak | Text | Credit | Close
 
-# Each link of the stage graph and what it carries. A message goes to every link of its stage that carries its type.
+# Each link of the stage graph and what it carries. A message goes to every link of its stage with its type.
 LINKS: dict[tuple[str, str], Any] = {
     ("api", "prompt"): ToPrompt,
     ("prompt", "talker"): Speak | Prompt | Text | Credit | Ending,
@@ -154,7 +156,7 @@ LINKS: dict[tuple[str, str], Any] = {
     ("code_predictor", "talker"): Feedback | Ending,
     ("code_predictor", "codec_decoder"): Speak | Codes | Ending,
     ("codec_decoder", "encoder"): Speak | Pcm | Ending,
-    ("encoder", "api"): Audio | Ending,
+    ("encoder", "api"): Speak | Audio | Ending,
 }
 
 FAMILIES: dict[str, tuple[str, ...]] = {

@@ -87,9 +87,10 @@ class Running:
             self._take(await self._thread.start(self._notify))
         self.client = Client(wiring.outbox("api"))
         host = importlib.import_module("vivavoce.stages.host")
-        self._stages = {"api": self.client, **host.loop_stages(station.stages)}
+        self._stages = host.loop_stages(station.stages)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
+        tasks.start_soon(self.client.run, wiring.inbox("api"))
         tasks.start_soon(wiring.run, self._stages)
         if self._thread is not None:
             tasks.start_soon(self._watch, self._thread)
@@ -98,7 +99,9 @@ class Running:
         self.models, self.hints, self.backend = ready.models, ready.hints, ready.backend
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
-            raise StartError(f"two models have the same name ({', '.join(names)}): name one with `name=source`")
+            raise StartError(
+                f"two models have the same name ({', '.join(names)}): name one with `name=source`"
+            )
 
     async def _watch(self, thread: DeviceThread) -> None:
         try:
@@ -126,6 +129,6 @@ class Running:
                 device_steps=0 if progress is None else progress.steps,
                 last_progress_s=0.0 if progress is None else progress.age_s,
                 busy_s=0.0 if progress is None else progress.busy_s,
-                active={name: stage.active() for name, stage in self._stages.items()},
+                active={"api": self.client.active(), **{n: s.active() for n, s in self._stages.items()}},
             )
         ]

@@ -1,7 +1,8 @@
-"""Channels between event loops: one ZeroMQ DEALER–DEALER pair a link, msgpack inside. The only user of pyzmq.
+"""Channels between event loops: one ZeroMQ DEALER–DEALER pair a link, msgpack inside.
 
-One side binds, the other connects; `linger` is 0; one reader task a socket for its whole life and no time limit on
-its receive (a cancelled receive can lose a message). High-water marks are only a ceiling: credits bound what flows.
+One side binds, the other connects; `linger` is 0; a socket has one reader task for its whole life and no time
+limit on its receive (a cancelled receive can lose a message). High-water marks are only a ceiling: what bounds
+the flow is credit.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ def kinds(union: Any) -> frozenset[type[Message]]:
 
 def _pack(value: Any) -> Any:
     view = memoryview(value)
-    return Tensor(str(value.dtype).rpartition(".")[2], tuple(view.shape), view.tobytes())
+    return Tensor(str(value.dtype).rpartition(".")[2], tuple(value.shape), view.tobytes())
 
 
 def _unpack(kind: type, value: Any) -> Any:

@@ -1,10 +1,18 @@
-"""Where models are: the embedded voice, a folder, or a hub id. The network is used only when asked to download."""
+"""Where models are: the embedded voice, a folder, or a hub id.
+
+The network is used at start-up or by command only, never because of a request.
+"""
 
 from importlib import resources
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from ..bus.errors import StartError
 
@@ -25,17 +33,21 @@ def find(source: str, *, download: bool = True) -> Path:
     Raises StartError in one sentence: no such folder, no such model, or no way to the hub.
     """
     if source == EMBEDDED:
-        return Path(str(resources.files(__package__) / "voices" / EMBEDDED))
+        return Path(str(resources.files("vivavoce.configs") / "voices" / EMBEDDED))
     path = Path(source).expanduser()
     if path.is_dir():
         return path
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise StartError(f"no model folder {source!r}: give a folder, a hub id such as owner/name, or {EMBEDDED!r}")
+        raise StartError(
+            f"no model folder {source!r}: give a folder, a hub id such as owner/name, or {EMBEDDED!r}"
+        )
     try:
         return Path(snapshot_download(source, local_files_only=True))
     except LocalEntryNotFoundError:
         if not download:
-            raise StartError(f"model {source!r} is not on this machine: `vivavoce download {source}` gets it") from None
+            raise StartError(
+                f"model {source!r} is not on this machine: `vivavoce download {source}` gets it"
+            ) from None
     except HFValidationError as error:
         raise StartError(f"{source!r} is neither a folder nor a hub id: {error}") from None
     try:
@@ -44,6 +56,6 @@ def find(source: str, *, download: bool = True) -> Path:
         raise StartError(f"the hub has no model {source!r} that this machine may read") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise StartError(
-            f"model {source!r} is not on this machine and the hub cannot be reached ({type(error).__name__}): "
+            f"no model {source!r} on this machine, and the hub cannot be reached ({type(error).__name__}): "
             f"check the network, or give a folder or {EMBEDDED!r}"
         ) from None

@@ -1,6 +1,7 @@
 """Builds the stages of a loop. `device_main` is the life of the device thread; `loop_stages` needs no MLX."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,12 +22,13 @@ def loop_stages(names: tuple[str, ...]) -> dict[str, Stage]:
 async def device_main(
     station: Station, progress: Progress, notify: Callable[[Notice], None], stop: anyio.Event
 ) -> None:
-    """Load, warm up and serve until `stop`. Raises StartError or CheckpointError when a model cannot be had."""
+    """Load, warm up and serve until `stop`. Raises StartError or CheckpointError without a usable model."""
     from . import device
 
     settings = station.layout.device
-    blas = device.load_blas()
-    machine = device.setup(cache_limit=settings.cache_limit_bytes, wired_limit=settings.wired_limit_bytes)
+    machine = device.setup(
+        cache_limit_bytes=settings.cache_limit_bytes, wired_limit_bytes=settings.wired_limit_bytes
+    )
     models, stages = _speech(station, progress, notify)
     async with Wiring(station) as wiring:
         notify(Ready(backend=machine.name, models=models, hints=tuple(machine.hints)))
@@ -34,6 +36,10 @@ async def device_main(
             tasks.start_soon(wiring.run, stages)
             await stop.wait()
             tasks.cancel_scope.cancel()
+
+
+def _report(notify: Callable[[Notice], None], what: str, done: float) -> None:
+    notify(Loading(what, done))
 
 
 def _speech(
@@ -53,7 +59,7 @@ def _speech(
         path: Path = find(where)
         dtype = None if layout.speech.dtype == "auto" else layout.speech.dtype
         model = load(path, dtype=dtype)
-        model.warm_up(lambda done, total, name=name: notify(Loading(f"warming up {name}", done, total)))
+        model.warm_up(partial(_report, notify, f"warming up {name}"))
         models[name] = model
         infos.append(
             ModelInfo(
@@ -65,7 +71,7 @@ def _speech(
                 voices=tuple(model.voices),
                 languages=tuple(model.languages),
                 max_frames=model.max_frames,
-                instructions=model.size == "1.7B",
+                instructions=model.takes_instructions,
             )
         )
     makers: dict[str, Callable[[], Stage]] = {

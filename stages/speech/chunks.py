@@ -1,10 +1,10 @@
-"""How many frames the codec decodes together: a function of the request's frame numbers alone, never of the clock."""
+"""How many frames the codec decodes together: a function of frame numbers alone, never of the clock."""
 
 from collections.abc import Iterator
 
 
 def ramp(rtf: float, largest: int) -> Iterator[int]:
-    """Sizes of successive chunks: the first is one frame, later ones are powers of two that grow as far as a player stays fed.
+    """Sizes of successive chunks: one frame, then powers of two that grow as far as a player stays fed.
 
     With `done` frames handed out at real-time factor `rtf`, the next chunk of c frames is there in time when
     rtf · (done + c − 1) ≤ done, counting from the first chunk's arrival.

@@ -1,4 +1,4 @@
-"""Stage `code_predictor`: code groups 1–15 of a frame, in one compiled pass, and the sum that the talker goes on from."""
+"""Stage `code_predictor`: code groups 1–15 of a frame, and the sum that the talker goes on from."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -9,7 +9,7 @@ import mlx.core as mx
 from ...bus.channel import Outbox
 from ...bus.messages import Codes, Feedback, Hidden, Message, Speak
 from ..actor import Actor
-from ..device import array
+from ..arrays import array
 from .qwen3.model import Qwen3TTS
 from .qwen3.sampling import request_key
 
@@ -32,7 +32,11 @@ class CodePredictorStage(Actor[_Request]):
         assert isinstance(message, Hidden)
         model = state.model
         codes, embedding = model.predictor.frame(
-            array(message.hidden), array(message.code0), model.sub_sampling, state.key, message.frame
+            array(message.hidden),
+            array(message.code0),
+            model.sub_sampling,
+            state.key,
+            mx.array([message.frame], mx.int32),
         )
         mx.async_eval(codes, embedding)
         # The decoder first: frame 0 is audio before the talker begins frame 1.

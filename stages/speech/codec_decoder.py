@@ -1,7 +1,7 @@
 """Stage `codec_decoder`: codes become PCM, chunk by chunk, each exactly once.
 
-Frame 0 is read back at once. A later chunk is queued on the device when its last frame arrives and read when the next
-frame is queued behind it, which is also the proof that the talker did not end before that last frame.
+Frame 0 is read back at once. A later chunk is queued on the device when its last frame arrives and read when
+the next frame is queued behind it, which is also the proof that the talker did not end before that last frame.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from ...bus.channel import Outbox
 from ...bus.layout import Speech
 from ...bus.messages import Codes, Ending, Message, Pcm, Speak
 from ..actor import Actor
-from ..device import array
+from ..arrays import array
 from .chunks import ramp, split
 from .qwen3.codec_decoder import CodecState, to_int16
 from .qwen3.model import Qwen3TTS

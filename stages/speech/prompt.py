@@ -20,7 +20,9 @@ class PromptStage(Actor[Speak]):
 
     def open(self, speak: Speak) -> Speak:
         if speak.model not in self._models:
-            raise RequestError(f"no speech model {speak.model!r}", param="model", status=404, code="model_not_found")
+            raise RequestError(
+                f"no speech model {speak.model!r}", param="model", status=404, code="model_not_found"
+            )
         return speak
 
     async def handle(self, state: Speak, message: Message, outbox: Outbox) -> None:

@@ -1,22 +1,26 @@
 """Stage `talker`: one frame of code group 0 and hidden state a turn, and the decision when a request ends.
 
-Frame n+1 is queued on the device before code 0 of frame n is read here, so the device never waits for Python. When
-that code turns out to be the end, the one frame queued too many is dropped.
+Frame n+1 is queued on the device before code 0 of frame n is read here, so the device never waits for Python.
+When that code turns out to be the end, the one frame queued too many is dropped.
 """
 
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
+import msgspec
 
 from ...bus.channel import Outbox
 from ...bus.layout import Speech
 from ...bus.messages import Credit, Ending, Feedback, Hidden, Message, Prompt, Speak
 from ..actor import Actor
-from ..device import array
+from ..arrays import array
 from .qwen3.model import Qwen3TTS
+from .qwen3.prompt import Prompt as Rows
+from .qwen3.sampling import Sampling
 from .qwen3.talker import TalkerState
 
 
@@ -28,15 +32,20 @@ class _Request:
     """Frames that may still be started."""
     recent: deque[int]
     """Code 0 of the last frames, for the repetition watchdog."""
-    state: TalkerState | None = None
-    trailing: mx.array = field(default_factory=lambda: mx.zeros((1, 0, 0)))
-    pad: mx.array = field(default_factory=lambda: mx.zeros((1, 1, 0)))
-    text_tokens: int = 0
-    limit: int = 0
+    run: "_Run | None" = None
+    """What the prompt sets off."""
+
+
+@dataclass
+class _Run:
+    state: TalkerState
+    code0: mx.array
+    """Of the newest frame queued; not read yet."""
+    prompt: Rows
+    limit: int
     """Most frames that the request may have."""
     frame: int = 0
     """Number of the newest frame queued."""
-    code0: mx.array = field(default_factory=lambda: mx.zeros((1, 1)))
     parked: mx.array | None = None
     """The next frame's input, while there is no credit to start it."""
 
@@ -58,56 +67,61 @@ class TalkerStage(Actor[_Request]):
             case Prompt():
                 await self._begin(state, message, outbox)
             case Feedback():
-                state.parked = array(message.embedding)
-                await self._advance(state, outbox)
+                assert state.run is not None
+                state.run.parked = array(message.embedding)
+                await self._advance(state, state.run, outbox)
             case Credit():
                 state.credit += message.frames
-                await self._advance(state, outbox)
+                if state.run is not None:
+                    await self._advance(state, state.run, outbox)
             case _:
                 raise TypeError(f"talker takes no {type(message).__name__}")
 
-    async def _begin(self, state: _Request, prompt: Prompt, outbox: Outbox) -> None:
-        speak, model = state.speak, state.model
-        state.trailing, state.pad = array(prompt.trailing), array(prompt.pad)
-        state.text_tokens = prompt.text_tokens
-        budget = self._settings.frames_floor + self._settings.frames_per_token * prompt.text_tokens
-        state.limit = min(speak.max_frames or model.max_frames, model.max_frames, int(budget))
-        sampling = model.sampling.override(
-            temperature=speak.temperature,
-            top_k=speak.top_k,
-            top_p=speak.top_p,
-            repetition_penalty=speak.repetition_penalty,
-        )
-        state.state, state.code0, hidden = model.talker.start(
-            array(prompt.prefill), sampling, speak.seed
-        )
-        state.credit -= 1
-        await outbox.send(Hidden(request=speak.request, frame=0, hidden=hidden, code0=state.code0))
+    async def _begin(self, request: _Request, message: Prompt, outbox: Outbox) -> None:
+        speak, model = request.speak, request.model
+        rows = Rows(array(message.prefill), array(message.trailing), array(message.pad), message.text_tokens)
+        state, code0, hidden = model.talker.start(rows, _sampling(model, speak), speak.seed)
+        budget = int(self._settings.frames_floor + self._settings.frames_per_token * rows.text_tokens)
+        request.run = _Run(state, code0, rows, min(speak.max_frames or budget, model.max_frames, budget))
+        request.credit -= 1
+        await outbox.send(Hidden(request=speak.request, frame=0, hidden=hidden, code0=code0))
 
-    async def _advance(self, state: _Request, outbox: Outbox) -> None:
-        if state.parked is None or state.state is None or state.credit < 1:
+    async def _advance(self, request: _Request, run: _Run, outbox: Outbox) -> None:
+        if run.parked is None or request.credit < 1:
             return
-        frame = state.frame
-        text = state.trailing[:, frame : frame + 1] if frame < state.trailing.shape[1] else state.pad
-        embedding, state.parked = state.parked, None
-        state.state, code0, hidden = state.model.talker.step(state.state, embedding, text)
+        frame, trailing = run.frame, run.prompt.trailing
+        text = trailing[:, frame : frame + 1] if frame < trailing.shape[1] else run.prompt.pad
+        embedding, run.parked = run.parked, None
+        run.state, code0, hidden = request.model.talker.step(run.state, embedding, text)
         mx.async_eval(code0, hidden)
-        reason = self._ending(state, state.code0.item())
-        if reason is not None:
-            await self.finish(reason, outbox)
+        if (ending := self._ending(request, run)) is not None:
+            await self.finish(ending, outbox)
             return
-        state.frame, state.code0 = frame + 1, code0
-        state.credit -= 1
-        await outbox.send(Hidden(request=state.speak.request, frame=frame + 1, hidden=hidden, code0=code0))
+        run.frame, run.code0 = frame + 1, code0
+        request.credit -= 1
+        await outbox.send(Hidden(request=request.speak.request, frame=frame + 1, hidden=hidden, code0=code0))
 
-    def _ending(self, state: _Request, code0: object) -> Ending | None:
-        """Whether the request ends with the newest frame, whose code 0 is given."""
-        assert isinstance(code0, int)
-        request, frames = state.speak.request, state.frame
-        if code0 == state.model.eos:
-            return Ending(request=request, reason="stop", frames=frames, text_tokens=state.text_tokens)
-        state.recent.append(code0)
-        stuck = len(state.recent) == state.recent.maxlen and len(set(state.recent)) == 1
-        if stuck or frames + 1 >= state.limit:
-            return Ending(request=request, reason="length", frames=frames + 1, text_tokens=state.text_tokens)
-        return None
+    def _ending(self, request: _Request, run: _Run) -> Ending | None:
+        """How the request ends with the newest frame, None if it does not."""
+        code0 = cast(int, run.code0.item())
+        if code0 == request.model.config.talker_config.codec_eos_token_id:
+            reason, frames = "stop", run.frame
+        else:
+            request.recent.append(code0)
+            stuck = len(request.recent) == request.recent.maxlen and len(set(request.recent)) == 1
+            if not stuck and run.frame + 1 < run.limit:
+                return None
+            reason, frames = "length", run.frame + 1
+        return Ending(
+            request=request.speak.request, reason=reason, frames=frames, text_tokens=run.prompt.text_tokens
+        )
+
+
+def _sampling(model: Qwen3TTS, speak: Speak) -> Sampling:
+    """The model's own settings, with what the request gives."""
+    given = {
+        name: value
+        for name in ("temperature", "top_k", "top_p", "repetition_penalty")
+        if (value := getattr(speak, name)) is not None
+    }
+    return msgspec.structs.replace(model.sampling, **given)

@@ -1,0 +1,94 @@
+"""What is wrong with a layout that decodes but cannot run."""
+
+from collections.abc import Iterator
+
+from .layout import Layout
+from .messages import FAMILIES, LINKS
+
+STAGES = ("api", *(stage for family in FAMILIES.values() for stage in family))
+
+
+def find_problem(layout: Layout) -> str | None:
+    """The first problem as `key: why; what is allowed`, None for a layout that can run."""
+    for check in (_placement, _families, _links, _numbers, _cycle):
+        for problem in check(layout):
+            return problem
+    return None
+
+
+def _placement(layout: Layout) -> Iterator[str]:
+    for process in layout.process:
+        for stage in (*process.loop, *process.device):
+            if stage not in STAGES:
+                yield f"process.{process.name}: unknown stage {stage!r}; allowed: {', '.join(STAGES)}"
+        for stage in ("api", "encoder"):
+            if stage in process.device:
+                yield f"process.{process.name}: {stage!r} does not touch the device: place it in `loop`"
+        for stage in process.loop:
+            if stage not in ("api", "encoder"):
+                yield f"process.{process.name}: {stage!r} works on the device: place it in `device`"
+    if len({process.name for process in layout.process}) < len(layout.process):
+        yield "process: two processes have the same name"
+    stages = layout.stages()
+    for stage in stages:
+        if stages.count(stage) > 1:
+            yield f"process: stage {stage!r} is placed {stages.count(stage)} times, once is allowed"
+    if "api" not in stages:
+        yield "process: no process runs the stage 'api'"
+
+
+def _families(layout: Layout) -> Iterator[str]:
+    stages = layout.stages()
+    for family, members in FAMILIES.items():
+        missing = [stage for stage in members if stage not in stages]
+        if missing and len(missing) < len(members):
+            yield f"process: {family} needs {', '.join(members)}; not placed: {', '.join(missing)}"
+    if set(stages) == {"api"}:
+        yield f"process: nothing to serve: place the stages of {' or '.join(FAMILIES)}"
+
+
+def _links(layout: Layout) -> Iterator[str]:
+    stages = ("api", *(stage for members in FAMILIES.values() for stage in members))
+    seen: set[tuple[str, str]] = set()
+    for link in layout.link:
+        edge = (link.source, link.target)
+        name = f"link.{link.source}→{link.target}"
+        if edge not in LINKS:
+            known = [stages.index(end) for end in edge if end in stages]
+            backward = len(known) == 2 and known[0] >= known[1]
+            why = "would close a cycle that the stages do not have" if backward else "joins nothing"
+            yield f"{name}: {why}; allowed: {', '.join(f'{source}→{target}' for source, target in LINKS)}"
+        elif edge in seen:
+            yield f"{name}: given twice"
+        elif not set(edge) <= set(layout.stages()):
+            yield f"{name}: dangling, not both ends are placed"
+        seen.add(edge)
+
+
+def _numbers(layout: Layout) -> Iterator[str]:
+    least = {
+        "api.max_concurrent": layout.api.max_concurrent,
+        "speech.lookahead_frames": layout.speech.lookahead_frames,
+        "speech.max_chunk_frames": layout.speech.max_chunk_frames,
+        "speech.repeat_limit_frames": layout.speech.repeat_limit_frames,
+        "speech.frames_floor": layout.speech.frames_floor,
+        **{f"link.{link.source}→{link.target}.capacity": link.capacity for link in layout.link},
+    }
+    for key, value in least.items():
+        if value < 1:
+            yield f"{key}: {value} is too small; allowed: 1 or more"
+    if not 0 < layout.speech.chunk_rtf <= 1:
+        yield f"speech.chunk_rtf: {layout.speech.chunk_rtf} is out of range; allowed: above 0, up to 1"
+    if not 0 <= layout.api.port <= 65535:
+        yield f"api.port: {layout.api.port} is out of range; allowed: 0 to 65535"
+
+
+def _cycle(layout: Layout) -> Iterator[str]:
+    # talker → code_predictor → talker holds one message for each request: with fewer places than requests, each
+    # could wait for the other for ever.
+    for link in layout.links():
+        cycle = {link.source, link.target} == {"talker", "code_predictor"}
+        if cycle and link.capacity < layout.api.max_concurrent:
+            name = f"link.{link.source}→{link.target}.capacity"
+            least = f"api.max_concurrent ({layout.api.max_concurrent})"
+            yield f"{name}: {link.capacity} could lock up the cycle; allowed: {least} or more"
