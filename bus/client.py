@@ -1,10 +1,12 @@
 """The API's end of the pipelines: opens requests, hands each its own messages, and always closes them."""
 
+import math
+import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from .channel import Inbox, Outbox
 from .messages import Audio, Close, Credit, Ending, Failure, Message, Speak, Text
@@ -15,61 +17,107 @@ class Client:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._streams: dict[str, MemoryObjectSendStream[Audio | Ending]] = {}
+        self._requests: dict[str, SpeechRequest] = {}
+        # Never more than the open requests: each is closed once.
+        self._closing, self._closed = anyio.create_memory_object_stream[Close](math.inf)
 
     async def run(self, inbox: Inbox) -> None:
         """Hand out what the pipelines answer, until cancelled."""
-        async for message in inbox:
-            stream = self._streams.get(message.request)
-            if stream is not None and isinstance(message, Audio | Ending):
-                # Never full: credits allow fewer messages than the stream has places.
-                stream.send_nowait(message)
+        with self._closing, self._closed:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._tell_closed)
+                async for message in inbox:
+                    request = self._requests.get(message.request)
+                    if request is not None and isinstance(message, Audio | Ending):
+                        request.take(message)
+                tasks.cancel_scope.cancel()
 
-    def speak(self, speak: Speak) -> "SpeechRequest":
-        """A speech request, to be entered with `async with`."""
-        return SpeechRequest(self, speak)
+    def speak(self, speak: Speak, *, chunk: int = 8) -> "SpeechRequest":
+        """A speech request, to be entered with `async with`. `chunk` is the most frames that arrive at once."""
+        return SpeechRequest(self, speak, chunk)
 
     def active(self) -> int:
-        return len(self._streams)
+        return len(self._requests)
 
     def fail_all(self, failure: Failure) -> None:
         """End every open request with an error: its stages are gone."""
-        for request, stream in self._streams.items():
-            stream.send_nowait(Ending(request=request, reason="error", failure=failure))
+        for name, request in self._requests.items():
+            request.take(Ending(request=name, reason="error", failure=failure))
 
-    def attach(self, request: str, places: int) -> MemoryObjectReceiveStream[Audio | Ending]:
-        send, receive = anyio.create_memory_object_stream[Audio | Ending](places)
-        self._streams[request] = send
-        return receive
+    def attach(self, name: str, request: "SpeechRequest") -> None:
+        self._requests[name] = request
 
-    def detach(self, request: str) -> None:
-        self._streams.pop(request).close()
+    def detach(self, name: str) -> None:
+        """Forget a request and have its stages told. Never waits, so no cancellation can come in between."""
+        del self._requests[name]
+        with suppress(anyio.ClosedResourceError):  # this client has stopped, and every stage with it
+            self._closing.send_nowait(Close(request=name))
 
     async def send(self, message: Message) -> None:
         await self._outbox.send(message)
+
+    async def _tell_closed(self) -> None:
+        async for close in self._closed:
+            await self._outbox.send(close)
 
 
 class SpeechRequest:
     """One running request: iterate it for `Audio`, then read `ending`. Leaving the block closes it."""
 
-    def __init__(self, client: Client, speak: Speak) -> None:
+    def __init__(self, client: Client, speak: Speak, chunk: int) -> None:
         self._client = client
         self._speak = speak
+        self._chunk = chunk
+        self._open = False
+        # Bounded by credits: at most one message a frame, and a container's head and tail.
+        self._put, self._stream = anyio.create_memory_object_stream[tuple[float, Audio | Ending]](math.inf)
+        self._ahead = speak.lookahead
+        self._parked_since: float | None = None
         self.ending: Ending | None = None
+        self.arrived = 0.0
+        """When the message last handed out reached this loop, by `time.perf_counter`."""
+        self.parked_s = 0.0
+        """How long the pipeline stood still because nothing was taken from here."""
 
     async def __aenter__(self) -> Self:
-        # One place a frame, and some for a container's own head and tail, and the ending.
-        self._stream = self._client.attach(self._speak.request, self._speak.lookahead + 16)
-        await self._client.send(self._speak)
+        self._client.attach(self._speak.request, self)
+        self._open = True
+        try:
+            await self._client.send(self._speak)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the request, finished or not, and wake its reader with `cancelled`. More calls do nothing."""
+        if not self._open:
+            return
+        self._open = False
         self._client.detach(self._speak.request)
-        self._stream.close()
-        with anyio.CancelScope(shield=True):
-            await self._client.send(Close(request=self._speak.request))
+        cancelled = Ending(request=self._speak.request, reason="cancelled")
+        if self._stream.statistics().tasks_waiting_receive:
+            self._put.send_nowait((time.perf_counter(), cancelled))
+        else:
+            self.ending = self.ending or cancelled
+            self._stream.close()
+        self._put.close()
+
+    def take(self, message: Audio | Ending) -> None:
+        """Called by the client with what arrives."""
+        now = time.perf_counter()
+        if not self._put.statistics().open_receive_streams:
+            return  # its ending has been read
+        if isinstance(message, Audio):
+            self._ahead -= message.frames
+            # Fewer frames than a chunk: the codec decoder may be unable to fill its next one.
+            self._parked_since = now if self._ahead < self._chunk else None
+        self._put.send_nowait((now, message))
 
     async def text(self, text: str, *, final: bool = False) -> None:
         await self._client.send(Text(request=self._speak.request, text=text, final=final))
@@ -80,10 +128,15 @@ class SpeechRequest:
     async def __anext__(self) -> Audio:
         if self.ending is not None:
             raise StopAsyncIteration
-        message = await self._stream.receive()
+        self.arrived, message = await self._stream.receive()
         if isinstance(message, Ending):
             self.ending = message
+            self._stream.close()
             raise StopAsyncIteration
         if message.frames:
+            self._ahead += message.frames
+            if self._parked_since is not None and self._ahead >= self._chunk:
+                self.parked_s += time.perf_counter() - self._parked_since
+                self._parked_since = None
             await self._client.send(Credit(request=self._speak.request, frames=message.frames))
         return message

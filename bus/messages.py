@@ -58,6 +58,10 @@ class Speak(Message, frozen=True, kw_only=True):
     full_text: bool = True
     """True puts the whole text into the prefill; False feeds one text token per frame."""
     format: str = "pcm"
+    sample_rate: int | None = None
+    """Hz of what the encoder writes; None is the model's own rate."""
+    speed: float = 1.0
+    """Tempo of what the encoder writes, pitch kept."""
     container_streamed: bool = True
     """Whether the container is written before its length is known."""
     lookahead: int = 64
@@ -126,6 +130,9 @@ class Audio(Message, frozen=True, kw_only=True):
     data: bytes
     frames: int
     samples: int
+    """Samples of sound that went into the container, at its rate."""
+    quiet: int = 0
+    """How many of them come before the first that is not silence; all of them when none is."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
