@@ -33,14 +33,33 @@ class LinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
+    api_key: str | None = None
+    """Asked of every inference route, as `Authorization: Bearer` or `x-api-key`."""
+    cors_origins: tuple[str, ...] = ()
+    """Web origins that may call, such as `http://localhost:3000`; `*` allows all."""
+    model_aliases: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """More names for models, beside `tts-1`, `tts-1-hd` and `gpt-4o-mini-tts`, which mean the first speech model."""
+    voice_aliases: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """More names for voices, or other ones for OpenAI's thirteen."""
     max_concurrent: int = 32
     """Speech requests in the pipeline at once."""
     max_queued: int = 128
     """Requests that wait for a place; beyond that the answer is 429."""
     max_text_letters: int = 20_000
     max_body_bytes: int = 16 * 1024 * 1024
+    max_batch_items: int = 32
     first_audio_timeout_s: float = 120.0
-    """How long a request may wait for its first audio before it ends with an error."""
+    """How long a request may wait for its next audio before it ends with an error."""
+    body_timeout_s: float = 60.0
+    """How long a client may take to send its body."""
+    idle_timeout_s: float = 60.0
+    """How long a connection may be open without a request, or with half of one's headers."""
+    stall_timeout_s: float = 600.0
+    """How long a client may take nothing of its stream before it is let go."""
+    keep_alive_s: float = 10.0
+    """Silence on an event stream before a comment line is sent."""
+    drain_s: float = 30.0
+    """How long open requests may go on when the server is told to stop."""
 
 
 class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
