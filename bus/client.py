@@ -2,11 +2,13 @@
 
 import math
 import time
+from collections import deque
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 import anyio
+import anyio.lowlevel
 
 from .channel import Inbox, Outbox
 from .messages import Audio, Close, Credit, Ending, Failure, Message, Speak, Text
@@ -70,7 +72,8 @@ class SpeechRequest:
         self._chunk = chunk
         self._open = False
         # Bounded by credits: at most one message a frame, and a container's head and tail.
-        self._put, self._stream = anyio.create_memory_object_stream[tuple[float, Audio | Ending]](math.inf)
+        self._messages: deque[tuple[float, Audio | Ending]] = deque()
+        self._arrival = anyio.Event()
         self._ahead = speak.lookahead
         self._parked_since: float | None = None
         self.ending: Ending | None = None
@@ -80,13 +83,7 @@ class SpeechRequest:
         """How long the pipeline stood still because nothing was taken from here."""
 
     async def __aenter__(self) -> Self:
-        self._client.attach(self._speak.request, self)
-        self._open = True
-        try:
-            await self._client.send(self._speak)
-        except BaseException:
-            self.close()
-            raise
+        await self.open()
         return self
 
     async def __aexit__(
@@ -94,44 +91,56 @@ class SpeechRequest:
     ) -> None:
         self.close()
 
+    async def open(self) -> None:
+        """Send the request. Whoever calls this calls `close`."""
+        self._client.attach(self._speak.request, self)
+        self._open = True
+        try:
+            await self._client.send(self._speak)
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
         """End the request, finished or not, and wake its reader with `cancelled`. More calls do nothing."""
-        if not self._open:
-            return
-        self._open = False
-        self._client.detach(self._speak.request)
-        cancelled = Ending(request=self._speak.request, reason="cancelled")
-        if self._stream.statistics().tasks_waiting_receive:
-            self._put.send_nowait((time.perf_counter(), cancelled))
-        else:
-            self.ending = self.ending or cancelled
-            self._stream.close()
-        self._put.close()
+        if self._open:
+            self._open = False
+            self._client.detach(self._speak.request)
+            self._messages.clear()
+            self.ending = self.ending or Ending(request=self._speak.request, reason="cancelled")
+            self._arrival.set()
 
     def take(self, message: Audio | Ending) -> None:
         """Called by the client with what arrives."""
         now = time.perf_counter()
-        if not self._put.statistics().open_receive_streams:
-            return  # its ending has been read
         if isinstance(message, Audio):
             self._ahead -= message.frames
             # Fewer frames than a chunk: the codec decoder may be unable to fill its next one.
             self._parked_since = now if self._ahead < self._chunk else None
-        self._put.send_nowait((now, message))
+        self._messages.append((now, message))
+        self._arrival.set()
 
     async def text(self, text: str, *, final: bool = False) -> None:
         await self._client.send(Text(request=self._speak.request, text=text, final=final))
+
+    async def wait(self) -> None:
+        """Until the next message is here, or the ending. It is not taken, so that a time limit loses nothing."""
+        if self._messages or self.ending is not None:
+            await anyio.lowlevel.checkpoint()
+        else:
+            self._arrival = anyio.Event()
+            await self._arrival.wait()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Audio:
+        await self.wait()
         if self.ending is not None:
             raise StopAsyncIteration
-        self.arrived, message = await self._stream.receive()
+        self.arrived, message = self._messages.popleft()
         if isinstance(message, Ending):
             self.ending = message
-            self._stream.close()
             raise StopAsyncIteration
         if message.frames:
             self._ahead += message.frames
