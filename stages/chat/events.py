@@ -1,0 +1,98 @@
+"""What goes into the engine and what comes out of it."""
+
+from typing import Literal
+
+import msgspec
+
+from .grammar import Grammar
+from .reply import Style
+from .sampling import Sampling
+
+Reason = Literal["stop", "length", "tool_calls"]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+    """A JSON object as text."""
+    id: str
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+    """(token, log-probability) of the likeliest tokens, best first."""
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One prompt to continue, `n` times."""
+
+    id: str
+    prompt: list[int]
+    style: Style
+    max_tokens: int | None = None
+    """None or more than fits: until the context is full."""
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    """How many of the likeliest tokens to name beside the drawn one; None for no log-probabilities."""
+    grammar: Grammar | None = None
+    """What the answer, after any reasoning, has to match."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The prompt has been read."""
+
+    request: str
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_s: float
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one token, or the end of a choice, added. Calls come whole: a call cut off by the limit never comes."""
+
+    request: str
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    tokens: int = 1
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The end of one choice."""
+
+    request: str
+    choice: int
+    reason: Reason
+    stop: str | None = None
+    """The stop string that was met."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a request, after the end of each of its choices."""
+
+    request: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    accepted_tokens: int
+    """Tokens of the draft model that were right."""
+    rejected_tokens: int
+    prompt_s: float
+    generation_s: float
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The request ended here because of us."""
+
+    request: str
+    message: str
+
+
+Event = Started | Delta | Finished | Done | Failed

@@ -1,0 +1,78 @@
+"""Reads a prompt, one chunk a slice, and finds or leaves its chunks in the prompt cache."""
+
+import time
+
+import mlx.core as mx
+
+from . import kv
+from .events import Request, Started
+from .model import ChatModel
+from .prefix import Node, PrefixCache, cuts
+
+
+class Reader:
+    """One model's way through a prompt, up to its last token, which the first decoding step takes in."""
+
+    def __init__(self, model: ChatModel, store: PrefixCache, prompt: list[int], chunk: int) -> None:
+        self.caches = model.new_caches()
+        self.cached = 0
+        """How many tokens were found and not computed."""
+        self._model = model
+        self._store = store
+        self._prompt = prompt
+        self._end = len(prompt) - 1
+        self._cuts = cuts(prompt[: self._end], chunk, model.turn_ends)
+        self._node: Node = store.root
+        self._at = 0
+
+    @property
+    def ready(self) -> bool:
+        return self._at == self._end
+
+    def advance(self) -> None:
+        """Compute the next chunk, after what the store has by now."""
+        found = self._store.find(self._prompt, self._cuts)
+        if found.end > self._at:
+            self._take(found)
+        if self.ready:
+            return
+        end = next((cut for cut in self._cuts if cut > self._at), self._end)
+        self._model.net(mx.array([self._prompt[self._at : end]]), cache=self.caches)
+        if end in self._cuts:
+            parts = kv.cut(self.caches, self._at, end)
+            kv.evaluate(parts, [leaf.state for leaf in kv.leaves(self.caches)])
+            self._node = self._store.add(self._node, self._prompt[self._at : end], parts)
+        else:
+            kv.evaluate([leaf.state for leaf in kv.leaves(self.caches)])
+        self._at = end
+
+    def _take(self, node: Node) -> None:
+        self.caches = self._model.new_caches()
+        kv.restore(self.caches, [one.parts for one in node.path()])
+        self.cached += node.end - self._at
+        self._node, self._at = node, node.end
+
+
+class Prefill:
+    """A request whose prompt is being read, by the model and, if there is one, by the draft model."""
+
+    def __init__(self, request: Request, readers: list[Reader]) -> None:
+        self.request = request
+        self.readers = readers
+        self.seconds = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return all(reader.ready for reader in self.readers)
+
+    def step(self) -> None:
+        """One slice."""
+        started = time.perf_counter()
+        for reader in self.readers:
+            if not reader.ready:
+                reader.advance()
+        self.seconds += time.perf_counter() - started
+
+    def started(self) -> Started:
+        prompt = len(self.request.prompt)
+        return Started(self.request.id, prompt, self.readers[0].cached, self.seconds)

@@ -1,0 +1,144 @@
+"""Reads one reply as its tokens come: content, reasoning, tool calls, stop strings."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .calls import CallFormat, Json, parse_json
+from .text import Decode, Detokenizer, Section, Sections, StopMatcher
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the replies to one prompt are to be read."""
+
+    decode: Decode
+    skip: frozenset[int] = frozenset()
+    """Tokens without text."""
+    think: tuple[str, str] | None = None
+    """Markers around reasoning."""
+    thinking: bool = False
+    """Whether the prompt ended inside reasoning."""
+    calls: CallFormat | None = None
+    """None leaves calls in the content."""
+    tools: list[Json] = field(default_factory=list[Json])
+    forced: bool = False
+    """The whole answer is the JSON of a call."""
+
+
+class Piece(NamedTuple):
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    """(name, arguments) of each call that is complete."""
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.reasoning or self.calls)
+
+
+class Reply:
+    """State of one reply: `push` a token at a time, then `finish`. Neither raises, whatever the model wrote."""
+
+    def __init__(self, style: Style, stops: tuple[str, ...] = ()) -> None:
+        self._style = style
+        self._tokens = Detokenizer(style.decode, style.skip)
+        self._sections = _sections(style)
+        self._stops = StopMatcher(stops)
+        self._fresh = False
+        """Whether the content begins anew behind another section, so that white space is dropped."""
+        self._thought = False
+        """Whether the reasoning has any text yet."""
+        self._gap = ""
+        """White space at the end of the reasoning so far, held back."""
+        self._wrote = False
+        """Whether the content has any text yet."""
+        self._body = ""
+        """The text of an unfinished call."""
+
+    @property
+    def reasoning(self) -> bool:
+        return self._sections.kind == "reasoning"
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that was met, if any."""
+        return self._stops.found
+
+    def push(self, token: int) -> Piece:
+        return self._read(self._sections.push(self._tokens.push(token)))
+
+    def finish(self, cut: bool) -> Piece:
+        """Hand out what was held back; `cut` says that the limit ended the reply."""
+        if self.stopped is not None:
+            return Piece()
+        rest = self._read([*self._sections.push(self._tokens.flush()), *self._sections.flush()])
+        held = Piece(text=self._stops.flush())
+        if not self._body:
+            return _join([rest, held])
+        if not cut:
+            return _join([rest, held, self._call("")])
+        # A call that was cut is left out; text that only looked like one is not.
+        return _join([rest, held, Piece(text=self._body if self._bare else "")])
+
+    @property
+    def _bare(self) -> bool:
+        return self._style.calls is not None and not self._style.calls.start and not self._style.forced
+
+    def _read(self, sections: list[Section]) -> Piece:
+        readers = {"content": self._content, "reasoning": self._reason, "tool": self._tool}
+        return _join([readers[kind](text, closed) for kind, text, closed in sections])
+
+    def _content(self, text: str, closed: bool) -> Piece:
+        if self._fresh:
+            text = text.lstrip()
+        self._fresh = self._fresh and not text
+        if self._body or (self._bare and not self._wrote and text.lstrip().startswith("{")):
+            return self._tool(text, closed=False)
+        self._wrote = self._wrote or bool(text.strip())
+        text = self._stops.push(text)
+        return Piece(text=text + self._stops.flush() if closed and self.stopped is None else text)
+
+    def _reason(self, text: str, closed: bool) -> Piece:
+        if not self._thought:
+            text = text.lstrip()
+        self._thought = self._thought or bool(text)
+        text = self._gap + text
+        shown = text.rstrip()
+        self._gap = "" if closed else text[len(shown) :]
+        self._fresh = self._fresh or closed
+        return Piece(reasoning=shown)
+
+    def _tool(self, text: str, closed: bool) -> Piece:
+        self._body += text
+        return self._call(self._style.calls.end if self._style.calls else "") if closed else Piece()
+
+    def _call(self, end: str) -> Piece:
+        """Read the body of a call; what is none is content."""
+        style, body = self._style, self._body
+        self._body = ""
+        self._fresh = True
+        try:
+            parse = parse_json if style.forced or style.calls is None else style.calls.parse
+            return Piece(calls=tuple(parse(body, style.tools)))
+        except (ValueError, RecursionError):
+            start = "" if style.forced or style.calls is None else style.calls.start
+            return Piece(text=start + body + end)
+
+
+def _sections(style: Style) -> Sections:
+    opens: dict[str, str] = {}
+    closes: dict[str, str] = {}
+    if style.think:
+        opens[style.think[0]] = "reasoning"
+        closes["reasoning"] = style.think[1]
+    if style.calls and not style.forced:
+        opens[style.calls.start] = "tool"
+        closes["tool"] = style.calls.end
+    return Sections(opens, closes, "reasoning" if style.thinking else "tool" if style.forced else "content")
+
+
+def _join(pieces: list[Piece]) -> Piece:
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        "".join(piece.reasoning for piece in pieces),
+        tuple(call for piece in pieces for call in piece.calls),
+    )
