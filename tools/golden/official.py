@@ -1,0 +1,78 @@
+"""The official PyTorch implementation (qwen-tts), loaded in float32 for numbers to hold ours to."""
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers  # looks for torchaudio when imported, so it comes before the stand-ins
+
+
+def _stand_in_for(*names: str) -> None:
+    # Only the 25 Hz tokenizer uses these; the package imports them all the same.
+    for name in names:
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)  # find_spec is asked for it
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+
+
+_stand_in_for("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi", "sox", "onnxruntime")
+
+from configs import codec  # noqa: E402
+from qwen_tts import Qwen3TTSModel  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+torch.manual_seed(0)
+torch.set_num_threads(1)  # sums in one order, whatever the machine
+torch.use_deterministic_algorithms(True)
+
+
+# A checkpoint without an encoder (no `encoder_config`) makes the official code draw 90 million random weights for one.
+_configuration = importlib.import_module("qwen_tts.core.tokenizer_12hz.configuration_qwen3_tts_tokenizer_v2")
+_MimiConfig = _configuration.MimiConfig
+_configuration.MimiConfig = lambda **fields: _MimiConfig(**(fields or codec(encoder=True)["encoder_config"]))
+
+
+class _Enough(Exception):
+    """Ends a call to the official code once what is wanted has been seen."""
+
+
+def load(folder: Path) -> Qwen3TTSModel:
+    """The checkpoint in `folder`, talker and codec, in float32 on the CPU."""
+    tts = Qwen3TTSModel.from_pretrained(str(folder), dtype=torch.float32, device_map="cpu")
+    tts.model.eval()
+    tts.model.speech_tokenizer.model.eval()
+    return tts
+
+
+def without_talker(tts: Qwen3TTSModel, call: Callable[[], Any]) -> dict[str, Any]:
+    """What `call` (one of the official generate functions) hands to the talker, which is then not run.
+
+    Returns `inputs_embeds` [1, L, H], `trailing_text_hidden` [1, T, H], `tts_pad_embed` [1, 1, H] and the settings.
+    """
+    seen: dict[str, Any] = {}
+
+    def catch(**arguments: Any) -> None:
+        seen.update(arguments)
+        raise _Enough
+
+    with replaced(tts.model.talker, "generate", catch), suppress(_Enough):
+        call()
+    return seen
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Shadows a method on this one instance for a while."""
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
