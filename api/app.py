@@ -1,0 +1,33 @@
+"""The HTTP application: every route over one running layout."""
+
+from typing import Any, cast
+
+from quart import Quart, Response
+
+from ..bus.running import Running
+from . import errors, health, models, speech, voices
+from .edge import Edge
+from .exchange import Guard, current
+
+
+def create_app(running: Running) -> Quart:
+    """The app; `running` must have been entered. Its parts are in `app.extensions["vivavoce"]` (an `Edge`)."""
+    app = Quart(__name__, static_folder=None)
+    edge = Edge(running)
+    app.config["MAX_CONTENT_LENGTH"] = edge.settings.max_body_bytes
+    app.config["BODY_TIMEOUT"] = edge.settings.body_timeout_s
+    app.config["RESPONSE_TIMEOUT"] = edge.settings.stall_timeout_s
+    app.url_map.strict_slashes = False
+    errors.install(app)
+    for part in (speech, voices, models, health):
+        app.register_blueprint(part.blueprint(edge))
+
+    @app.after_request
+    async def named(response: Response) -> Response:
+        response.headers["X-Request-Id"] = current().name
+        return response
+
+    _ = named
+    app.extensions["vivavoce"] = edge
+    app.asgi_app = cast(Any, Guard(cast(Any, app.asgi_app), edge.exchanges, errors.BrokenOffError))
+    return app

@@ -1,0 +1,93 @@
+"""The names that clients use for models and voices, and what they mean here."""
+
+from collections.abc import Callable, Sequence
+
+from ..bus.control import ModelInfo
+from ..bus.errors import RequestError
+from ..bus.layout import Api
+
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""They mean the first speech model."""
+
+OPENAI_VOICES = {
+    "alloy": "vivian",
+    "ash": "ryan",
+    "ballad": "aiden",
+    "coral": "serena",
+    "echo": "ryan",
+    "fable": "uncle_fu",
+    "onyx": "uncle_fu",
+    "nova": "vivian",
+    "sage": "sohee",
+    "shimmer": "serena",
+    "verse": "aiden",
+    "marin": "ono_anna",
+    "cedar": "eric",
+}
+"""OpenAI's voices and the released presets nearest to them; a model with other presets gives them in turn."""
+
+
+class Catalog:
+    def __init__(self, models: Callable[[], Sequence[ModelInfo]], settings: Api) -> None:
+        self._models = models
+        self._settings = settings
+
+    def models(self) -> list[ModelInfo]:
+        return list(self._models())
+
+    def find(self, name: str | None, family: str | None = None) -> ModelInfo:
+        """A model by its name or an alias; None is the first of the family.
+
+        :raises RequestError: there is none (404). The name is never looked up anywhere else.
+        """
+        models = [model for model in self._models() if family in (None, model.family)]
+        if name is None and models:
+            return models[0]
+        for model in models:
+            if model.name == name:
+                return model
+        if name is not None and name in self._settings.model_aliases:
+            return self.find(self._settings.model_aliases[name], family)
+        speech = next((model for model in models if model.family == "speech"), None)
+        if name in OPENAI_MODELS and speech is not None:
+            return speech
+        served = ", ".join(model.name for model in models) or "none of this kind"
+        raise RequestError(
+            f"There is no model {name!r} here; served: {served}.", "model", status=404, code="model_not_found"
+        )
+
+    def aliases(self, model: ModelInfo) -> dict[str, str]:
+        """More names for the model's voices, and the voice that each means."""
+        voices = {voice.lower(): voice for voice in model.voices}
+        if not voices:
+            return {}
+        in_turn = [model.voices[i % len(model.voices)] for i in range(len(OPENAI_VOICES))]
+        named = {
+            name: voices.get(preset, other)
+            for (name, preset), other in zip(OPENAI_VOICES.items(), in_turn, strict=True)
+        }
+        for name, voice in self._settings.voice_aliases.items():
+            if voice.lower() in voices:
+                named[name.lower()] = voices[voice.lower()]
+        return {name: voice for name, voice in named.items() if name not in voices}
+
+    def voice(self, model: ModelInfo, name: str | None) -> str | None:
+        """The model's own name of a voice; without a name its first. None where the model has no presets.
+
+        :raises RequestError: the model has presets, but not this one.
+        """
+        if not model.voices:
+            return name
+        if name is None:
+            return model.voices[0]
+        wanted = name.strip().lower()
+        for voice in model.voices:
+            if voice.lower() == wanted:
+                return voice
+        aliases = self.aliases(model)
+        if wanted in aliases:
+            return aliases[wanted]
+        known = ", ".join([*model.voices, *aliases])
+        raise RequestError(
+            f"There is no voice {name!r}; model {model.name} has {known}.", "voice", code="voice_not_found"
+        )

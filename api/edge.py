@@ -1,0 +1,67 @@
+"""What the routes share: the running pipelines, names, places, and the account of every request."""
+
+import logging
+import secrets
+
+from ..bus.messages import Speak
+from ..bus.running import Running
+from .admission import Admission
+from .catalog import Catalog
+from .exchange import Exchange, Exchanges
+from .job import SpeechJob
+from .schema import Speaking, VoiceId, check_text
+
+log = logging.getLogger(__name__)
+
+
+class Edge:
+    """One for each app."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self.layout = running.layout
+        self.settings = running.layout.api
+        self.client = running.client
+        self.catalog = Catalog(lambda: running.models, self.settings)
+        self.exchanges = Exchanges()
+        self.admission = Admission(self.settings.max_concurrent, self.settings.max_queued)
+
+    def speak(self, exchange: Exchange, text: str, how: Speaking, *, streamed: bool) -> Speak:
+        """The pipeline's request for a client's wishes.
+
+        :raises RequestError: an unknown model or voice, an empty or too long text.
+        """
+        model = self.catalog.find(how.model, "speech")
+        voice = how.voice.id if isinstance(how.voice, VoiceId) else how.voice
+        return Speak(
+            request=exchange.id,
+            model=model.name,
+            text=check_text(text, self.settings.max_text_letters),
+            voice=self.catalog.voice(model, voice),
+            language=how.language,
+            instructions=how.instructions,
+            # Short enough for a JavaScript number, so that it survives the way back.
+            seed=secrets.randbelow(2**32) if how.seed is None else how.seed,
+            temperature=how.temperature,
+            top_k=how.top_k,
+            top_p=how.top_p,
+            repetition_penalty=how.repetition_penalty,
+            max_frames=how.max_new_tokens or how.max_tokens,
+            format=how.response_format or "mp3",
+            sample_rate=how.sample_rate,
+            speed=how.speed,
+            container_streamed=streamed,
+            lookahead=self.layout.speech.lookahead_frames,
+        )
+
+    def finished(self, job: SpeechJob) -> None:
+        """Called once for every job."""
+        figures = job.figures()
+        log.info(
+            "%s %s: %d frames, %.2f s of audio",
+            job.route,
+            job.ending.reason,
+            figures.frames,
+            figures.audio_s,
+            extra={"request": job.speak.request, "ending": job.ending.reason},
+        )

@@ -1,0 +1,126 @@
+"""One HTTP request or WebSocket from its first byte to its last, and what has to be let go when it is over.
+
+Quart cancels a handler when the client leaves, but such a cancellation can get lost. So what a request holds is
+owned by its exchange, which watches the connection itself, below Quart.
+"""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import anyio
+from quart import has_request_context, request, websocket
+
+log = logging.getLogger(__name__)
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+KEY = "vivavoce.exchange"
+_NAME = re.compile(rb"[\x21-\x7e]{1,128}")
+
+request_name: ContextVar[str | None] = ContextVar("request_name", default=None)
+"""The request id that log lines carry."""
+
+
+class Closable(Protocol):
+    def close(self) -> None:
+        """Let go. May be called more than once, never waits, and wakes whoever waits on it."""
+        ...
+
+
+class Exchange:
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = time.perf_counter()
+        """When the request arrived."""
+        self.id = f"req-{uuid.uuid4().hex}"
+        """Unique for the life of the server."""
+        asked = next((value for name, value in headers if name.lower() == b"x-request-id"), b"")
+        self.name = asked.decode() if _NAME.fullmatch(asked) else self.id
+        """What the client calls it."""
+        self.gone = False
+        """Whether the client has left."""
+        self.over = False
+        self._owned: list[Closable] = []
+
+    def own(self, thing: Closable) -> None:
+        """Close this when the exchange is over, however that comes about."""
+        if self.over:
+            thing.close()
+        else:
+            self._owned.append(thing)
+
+    def close(self) -> None:
+        self.over = True
+        while self._owned:
+            self._owned.pop().close()
+
+
+def current() -> Exchange:
+    """The exchange of the request or WebSocket being handled."""
+    return (request if has_request_context() else websocket).scope[KEY]  # type: ignore[literal-required]
+
+
+class Exchanges:
+    """Those that are open."""
+
+    def __init__(self) -> None:
+        self._open: set[Exchange] = set()
+        self._emptied = anyio.Event()
+
+    def add(self, exchange: Exchange) -> None:
+        self._open.add(exchange)
+
+    def remove(self, exchange: Exchange) -> None:
+        self._open.discard(exchange)
+        if not self._open:
+            self._emptied.set()
+
+    async def wait_empty(self) -> None:
+        while self._open:
+            self._emptied = anyio.Event()
+            await self._emptied.wait()
+
+    def close_all(self) -> None:
+        for exchange in list(self._open):
+            exchange.close()
+
+
+class Guard:
+    """An ASGI app around the app: gives every exchange its life, and ends broken bodies without an end."""
+
+    def __init__(self, app: AsgiApp, exchanges: Exchanges, broken: type[Exception]) -> None:
+        """:param broken: raised by a body that cannot be completed."""
+        self._app = app
+        self._exchanges = exchanges
+        self._broken = broken
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope["headers"])
+        request_name.set(exchange.name)
+
+        async def watched() -> dict[str, Any]:
+            message = await receive()
+            if message["type"] in ("http.disconnect", "websocket.disconnect"):
+                exchange.gone = True
+                exchange.close()
+            return message
+
+        self._exchanges.add(exchange)
+        try:
+            await self._app({**scope, KEY: exchange}, watched, send)
+        except self._broken as error:
+            # Returning with the body open makes Hypercorn drop the connection: no terminating chunk.
+            log.info("%s %s was broken off: %s", scope.get("method", "WS"), scope["path"], error)
+        finally:
+            exchange.close()
+            self._exchanges.remove(exchange)

@@ -1,0 +1,140 @@
+"""One speech request from admission to its one ending, whatever protocol carries it."""
+
+import asyncio
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from ..bus.messages import Audio, Ending, Failure, Speak
+from .errors import failure_of, refusal
+from .exchange import Exchange
+from .timing import Figures, Timing
+
+if TYPE_CHECKING:
+    from .edge import Edge
+
+
+class SpeechJob:
+    """Start it, then iterate it for the bytes of the container. Its exchange closes it."""
+
+    def __init__(self, edge: "Edge", exchange: Exchange, speak: Speak, route: str) -> None:
+        """:raises BusyError: no place, and none to wait for."""
+        self._edge = edge
+        self._exchange = exchange
+        self.speak = speak
+        self.route = route
+        self.rate = speak.sample_rate or edge.catalog.find(speak.model).sample_rate
+        self._timing = Timing(exchange.started, self.rate)
+        self._ticket = edge.admission.enter()
+        self._request = edge.client.speak(speak, chunk=edge.layout.speech.max_chunk_frames)
+        self._opened = False
+        self._closed = False
+        self._first = b""
+        self._ending: Ending | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        exchange.own(self)
+
+    @property
+    def started(self) -> bool:
+        """Whether the first bytes are here, or the ending."""
+        return bool(self._first) or self._ending is not None
+
+    async def start(self) -> Self:
+        """Wait for the first bytes, which decide about the answer's status. May be cancelled and called again.
+
+        :raises RequestError: the request ended without any; the error is what to tell.
+        """
+        await self._ticket.wait()
+        if not self._opened:
+            self._opened = True
+            self._timing.admitted()
+            with anyio.CancelScope(shield=True):
+                await self._request.open()
+        while not self.started:
+            self._first = await self._piece()
+        if self._ending is not None and not self._first:
+            raise refusal(self.failure() or Failure(500, "no_audio", "The model made no audio."))
+        return self
+
+    async def wait(self) -> None:
+        """Until more is here, or the ending, without taking it."""
+        if not self._first and self._ending is None:
+            await self._await_message()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next bytes, never none. After the last ones `ending` is set."""
+        self._taken()
+        piece, self._first = self._first, b""
+        while not piece and self._ending is None:
+            piece = await self._piece()
+        if not piece:
+            raise StopAsyncIteration
+        self._handed_out()
+        return piece
+
+    async def whole(self) -> bytes:
+        """Everything.
+
+        :raises RequestError: the request did not come to a good end.
+        """
+        data = b"".join([piece async for piece in self])
+        if failure := self.failure():
+            raise refusal(failure)
+        return data
+
+    @property
+    def ending(self) -> Ending:
+        return self._ending or Ending(request=self.speak.request, reason="cancelled")
+
+    def failure(self) -> Failure | None:
+        """Why there is no good end; None for `stop` and `length`."""
+        return None if self.ending.reason in ("stop", "length") else failure_of(self.ending)
+
+    def figures(self) -> Figures:
+        return self._timing.figures(self._request.parked_s)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._taken()
+        self._ending = self._ending or Ending(request=self.speak.request, reason="cancelled")
+        self._request.close()
+        self._ticket.close()
+        self._edge.finished(self)
+
+    async def _piece(self) -> bytes:
+        """The next message's bytes; none where the container still holds them back."""
+        await self._await_message()
+        message = None
+        with anyio.CancelScope(shield=True):  # once taken it must not be lost
+            message = await anext(self._request, None)
+        if message is None:
+            self._ending = self._ending or self._request.ending
+            return b""
+        assert isinstance(message, Audio)
+        self._timing.note(self._request.arrived, message)
+        return message.data
+
+    async def _await_message(self) -> None:
+        limit = self._edge.settings.first_audio_timeout_s
+        try:
+            with anyio.fail_after(limit):
+                await self._request.wait()
+        except TimeoutError:
+            failure = Failure(status=504, code="stalled", message=f"No audio came within {limit:g} s.")
+            self._ending = Ending(request=self.speak.request, reason="error", failure=failure)
+            self._request.close()
+
+    def _handed_out(self) -> None:
+        """The client has so long to take what it was given; after that it is let go."""
+        limit = self._edge.settings.stall_timeout_s
+        self._stall = asyncio.get_running_loop().call_later(limit, self._exchange.close)
+
+    def _taken(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None

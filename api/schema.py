@@ -1,0 +1,122 @@
+"""What clients send, as typed structs. Unknown fields are taken and ignored; wrong values of known ones are not.
+
+A field that is null is as if it were absent.
+"""
+
+import unicodedata
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+from quart import request
+
+from ..bus.errors import RequestError
+
+Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+Rate = Literal[8000, 12000, 16000, 22050, 24000, 32000, 44100, 48000]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class VoiceId(msgspec.Struct):
+    id: str
+
+
+class Speaking(msgspec.Struct, kw_only=True):
+    """How something is to be spoken: the fields that every way of asking for speech has."""
+
+    model: str | None = None
+    voice: str | VoiceId | None = None
+    instructions: Annotated[str, Meta(max_length=4096)] | None = None
+    language: Annotated[str, Meta(max_length=64)] | None = None
+    response_format: Format | None = None
+    sample_rate: Rate | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4.0)] = 1.0
+    seed: Seed | None = None
+    temperature: Annotated[float, Meta(ge=0, le=10)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    max_new_tokens: Annotated[int, Meta(ge=2, le=1_000_000)] | None = None
+    """Most frames of 80 ms."""
+    max_tokens: Annotated[int, Meta(ge=2, le=1_000_000)] | None = None
+    """Another name for `max_new_tokens`."""
+
+
+class SpeechBody(Speaking, kw_only=True):
+    """Body of `POST /v1/audio/speech`."""
+
+    input: Text
+    stream: bool | None = None
+    """Absent means stream; false means the whole body at once."""
+    stream_format: Literal["audio", "sse"] = "audio"
+
+
+T = TypeVar("T")
+
+
+async def read(kind: type[T]) -> T:
+    """The JSON body of the current request.
+
+    :raises RequestError: 415 for another content type, 400 for what is not JSON or not of this kind.
+    """
+    content = (request.mimetype or "application/json").lower()
+    if content != "application/json" and not content.endswith("+json"):
+        raise RequestError(
+            f"The body is {content}; send application/json.", status=415, code="unsupported_media_type"
+        )
+    data = await request.get_data(cache=False)
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"The body is not JSON: {error}", code="invalid_json") from None
+    return convert(value, kind)
+
+
+def convert(value: Any, kind: type[T]) -> T:
+    """A decoded JSON value as this kind.
+
+    :raises RequestError: naming the field, and what it may be.
+    """
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.", code="invalid_json")
+    given: dict[str, Any] = {name: part for name, part in value.items() if part is not None}
+    try:
+        return msgspec.convert(given, kind)
+    except (msgspec.ValidationError, OverflowError) as error:
+        text, _, where = str(error).partition(" - at `$")
+        field = where.strip(".`").split(".")[0].split("[")[0] or None
+        if field is None and "required field" in text:
+            field = text.split("`")[1]
+            raise RequestError(f"`{field}` is missing.", field, code="missing_required_parameter") from None
+        name = f"`{field}`: " if field else ""
+        raise RequestError(f"{name}{text}{_allowed(kind, field)}.", field) from None
+
+
+def _allowed(kind: type, field: str | None) -> str:
+    """The values of a field that has a fixed set."""
+    if field is None:
+        return ""
+    for info in msgspec.structs.fields(kind):
+        if info.encode_name == field:
+            for option in (info.type, *get_args(info.type)):
+                values = get_args(option)
+                if values and all(isinstance(value, str | int) for value in values):
+                    return f"; allowed: {', '.join(map(str, values))}"
+    return ""
+
+
+def check_text(text: str, longest: int) -> str:
+    """The text, if there is anything to say.
+
+    :raises RequestError: nothing but white space and invisible characters, or too long.
+    """
+    if len(text) > longest:
+        raise RequestError(
+            f"`input` has {len(text)} letters; at most {longest} are taken.",
+            "input",
+            code="string_above_max_length",
+        )
+    if not any(unicodedata.category(letter)[0] not in "ZC" for letter in text):
+        raise RequestError("`input` is empty: there is nothing to say.", "input", code="empty_input")
+    return text

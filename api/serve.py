@@ -1,0 +1,132 @@
+"""A running server: the port, the signals, and an end that comes in time on every Python version."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, Self, cast
+
+import anyio
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config
+
+from ..bus.control import Notice
+from ..bus.errors import StartError
+from ..bus.layout import Layout
+from ..bus.running import Running
+from .app import create_app
+from .edge import Edge
+
+log = logging.getLogger(__name__)
+
+SEND_BUFFER_BYTES = 64 * 1024
+"""What the kernel may hold for a client that does not read; by default it grows to over a minute of audio."""
+LAST_WORDS_S = 2.0
+"""For the errors of requests that are ended at the deadline to reach their clients."""
+CLOSING_S = 3.0
+"""For connections to close. From Python 3.12 on asyncio would wait for them without limit."""
+
+
+async def serve(
+    layout: Layout,
+    *,
+    notify: Callable[[Notice], None] = lambda _: None,
+    listening: Callable[[str, Running], None] = lambda _url, _running: None,
+) -> None:
+    """Load the layout and serve until SIGINT or SIGTERM; a second signal ends it at once.
+
+    :param notify: is told the steps of loading.
+    :param listening: is told the address once requests are taken.
+    :raises StartError: the port or a model cannot be had.
+    """
+    bound = bind(layout.api.host, layout.api.port)
+    try:
+        stop = anyio.Event()
+        with anyio.CancelScope() as everything, _Signals(stop, everything) as signals:
+            async with Running(layout, notify) as running:
+                signals.loaded = True
+                await serve_running(running, bound, stop, listening=lambda url: listening(url, running))
+    finally:
+        bound.close()
+
+
+async def serve_running(
+    running: Running, bound: socket.socket, stop: anyio.Event, *, listening: Callable[[str], None]
+) -> None:
+    """Serve what runs already on a bound socket, until `stop`; then finish or end what is open, and return."""
+    settings = running.layout.api
+    app = create_app(running)
+    edge: Edge = app.extensions["vivavoce"]
+    config = Config()
+    config.bind = [f"fd://{bound.fileno()}"]
+    config.keep_alive_timeout = settings.idle_timeout_s
+    config.graceful_timeout = 1.0
+    config.include_server_header = False
+    config.errorlog = logging.getLogger("vivavoce.http")
+    if settings.host not in ("127.0.0.1", "::1", "localhost") and settings.api_key is None:
+        log.warning("Anyone who can reach %s may use this server: set an API key.", settings.host)
+
+    async def stopped() -> None:
+        await stop.wait()
+        await _drain(edge, settings.drain_s)
+        scope.deadline = anyio.current_time() + CLOSING_S
+
+    with anyio.CancelScope() as scope:
+        listening(address(bound))
+        await hypercorn_serve(cast(Any, app), config, shutdown_trigger=stopped)
+
+
+async def _drain(edge: Edge, seconds: float) -> None:
+    """Take no new work, let what is open finish, end what is still open after the deadline."""
+    edge.admission.draining = True
+    with anyio.move_on_after(seconds):
+        await edge.exchanges.wait_empty()
+    edge.exchanges.close_all()
+    with anyio.move_on_after(LAST_WORDS_S):
+        await edge.exchanges.wait_empty()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one.
+
+    :raises StartError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise StartError(f"cannot listen on {host} port {port} ({error.strerror}): choose another") from None
+    return bound
+
+
+def address(bound: socket.socket) -> str:
+    host, port, *_ = bound.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Signals:
+    """SIGINT and SIGTERM: while loading the first ends everything; later the first stops, the second ends."""
+
+    def __init__(self, stop: anyio.Event, everything: anyio.CancelScope) -> None:
+        self._stop = stop
+        self._everything = everything
+        self.loaded = False
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _received(self) -> None:
+        if self._stop.is_set() or not self.loaded:
+            self._everything.cancel()
+        self._stop.set()

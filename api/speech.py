@@ -1,0 +1,115 @@
+"""`POST /v1/audio/speech`: text in; audio as it is made, as events, or whole."""
+
+import base64
+from collections.abc import AsyncIterator
+
+import anyio
+import msgspec
+from quart import Blueprint, Response
+
+from ..bus.errors import RequestError
+from ..bus.formats import FORMATS
+from . import sse
+from .edge import Edge
+from .errors import BrokenOffError, openai_shape
+from .exchange import current
+from .job import SpeechJob
+from .schema import SpeechBody, read
+
+
+def blueprint(edge: Edge) -> Blueprint:
+    routes = Blueprint("speech", __name__)
+
+    @routes.post("/v1/audio/speech")
+    async def speech() -> Response:
+        body = await read(SpeechBody)
+        events = body.stream_format == "sse"
+        whole = body.stream is False and not events
+        speak = edge.speak(current(), body.input, body, streamed=not whole)
+        job = SpeechJob(edge, current(), speak, "speech")
+        if events:
+            # The status is that of the first audio or of the refusal, unless either is long in coming.
+            with anyio.move_on_after(edge.settings.keep_alive_s):
+                await job.start()
+            return _described(sse.response(_events(job, edge.settings.keep_alive_s)), job)
+        await job.start()
+        if whole:
+            answer = Response(await job.whole(), content_type=FORMATS[speak.format].content_type)
+            answer.headers["X-Finish-Reason"] = job.ending.reason
+        else:
+            answer = Response(_pieces(job), content_type=FORMATS[speak.format].content_type)
+            answer.timeout = None  # Quart's own limit would cut a healthy stream
+            answer.headers["X-Accel-Buffering"] = "no"
+        return _described(answer, job)
+
+    _ = speech
+    return routes
+
+
+async def _pieces(job: SpeechJob) -> AsyncIterator[bytes]:
+    async for piece in job:
+        yield piece
+    if failure := job.failure():
+        raise BrokenOffError(failure.message)
+
+
+async def _events(job: SpeechJob, keep_alive_s: float) -> AsyncIterator[bytes]:
+    try:
+        async for comment in sse.comments_until(job.start, keep_alive_s):
+            yield comment
+    except RequestError as refusal:
+        yield sse.event("speech.audio.error", openai_shape(refusal.failure, job.speak.request))
+        return
+    while True:
+        async for comment in sse.comments_until(job.wait, keep_alive_s):
+            yield comment
+        piece = await anext(job, None)
+        if piece is None:
+            break
+        yield sse.event("speech.audio.delta", {"audio": base64.b64encode(piece).decode()})
+    if failure := job.failure():
+        yield sse.event("speech.audio.error", openai_shape(failure, job.speak.request))
+    else:
+        yield sse.event("speech.audio.done", done(job))
+
+
+def done(job: SpeechJob) -> dict[str, object]:
+    """What is known at a good end."""
+    ending = job.ending
+    return {
+        "usage": usage(job),
+        "finish_reason": ending.reason,
+        "seed": job.speak.seed,
+        "timing": msgspec.to_builtins(job.figures()),
+    }
+
+
+def usage(job: SpeechJob) -> dict[str, int]:
+    """Text tokens in, frames out."""
+    text, frames = job.ending.text_tokens, job.ending.frames
+    return {"input_tokens": text, "output_tokens": frames, "total_tokens": text + frames}
+
+
+def _described(answer: Response, job: SpeechJob) -> Response:
+    """Headers about the audio and the time so far."""
+    figures = job.figures()
+    answer.headers["X-Sample-Rate"] = str(job.rate)
+    answer.headers["X-Channels"] = "1"
+    answer.headers["X-Bit-Depth"] = "16"
+    answer.headers["X-Seed"] = str(job.speak.seed)
+    spans = {"queue": figures.queue_s, "ttfa": figures.ttfa_s, "audible": figures.ttfa_audible_s}
+    answer.headers["Server-Timing"] = ", ".join(
+        f"{name};dur={seconds * 1e3:.1f}" for name, seconds in spans.items() if seconds is not None
+    )
+    for name, value in (("X-TTFA-Ms", figures.ttfa_s), ("X-TTFA-Audible-Ms", figures.ttfa_audible_s)):
+        if value is not None:
+            answer.headers[name] = f"{value * 1e3:.1f}"
+    answer.headers["X-Queue-Ms"] = f"{figures.queue_s * 1e3:.1f}"
+    if "X-Finish-Reason" in answer.headers:
+        answer.headers["X-RTF"] = f"{figures.rtf or 0:.3f}"
+        answer.headers["X-Frames"] = str(figures.frames)
+        answer.headers["X-Underrun-Ms"] = f"{figures.underrun_s * 1e3:.1f}"
+        tokens = usage(job)
+        answer.headers["X-Input-Tokens"] = str(tokens["input_tokens"])
+        answer.headers["X-Output-Tokens"] = str(tokens["output_tokens"])
+    return answer
