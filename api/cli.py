@@ -1,0 +1,75 @@
+"""The command `vivavoce`. Each group of commands is one module; nothing heavy is imported before a command runs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from . import cli_bench, cli_layout, cli_models, cli_serve, cli_speak
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell reports it: 128 + SIGINT."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Everything the command line accepts."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of a failure"
+    )
+    top = argparse.ArgumentParser(
+        prog="vivavoce", description="A local speech-and-chat server on MLX.", parents=[common]
+    )
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    for group in (cli_speak, cli_serve, cli_models, cli_layout, cli_bench):
+        group.add(commands, common)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. 0 done, 1 failed (one sentence on stderr), 2 wrong usage, 130 interrupted."""
+    args = parser().parse_args(arguments)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # the command's boundary: a person gets one sentence
+        if getattr(args, "debug", False):
+            raise
+        return _failed(_single(error))
+
+
+def _failed(error: BaseException) -> int:
+    if isinstance(error, BrokenPipeError):
+        # Whoever read our output has left, and knows. The interpreter would complain once more at its last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    else:
+        print(f"vivavoce: {_sentence(error)}", file=sys.stderr)
+    return 1
+
+
+def _single(error: BaseException) -> BaseException:
+    """What a task group wrapped."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return error
+
+
+def _sentence(error: BaseException) -> str:
+    from ..bus.errors import VivavoceError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, VivavoceError):
+        return text
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {text} (--debug shows where)"
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"vivavoce {version('vivavoce')}")
+        parser.exit()

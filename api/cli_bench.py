@@ -1,0 +1,74 @@
+"""`vivavoce bench`: measure this installation, beside mlx-audio where asked."""
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+from .cli_terminal import Line
+
+TEXT = (
+    "The first frame of this sentence leaves the machine before the second one is begun, and all that "
+    "follows is made while you are listening to what came before it."
+)
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
+        "bench", parents=[common], help="measure speed, beside mlx-audio where asked"
+    )
+    kinds = parser.add_subparsers(metavar="WHAT", required=True)
+    speech = kinds.add_parser(
+        "speech",
+        parents=[common],
+        help="time per frame by stage, first audio, memory",
+        description="Measure speech in-process: a fixed number of frames, the end of speech out of reach.",
+    )
+    model = speech.add_mutually_exclusive_group()
+    model.add_argument(
+        "--model", default="embedded", help="`embedded`, a folder or a hub id (default: embedded)"
+    )
+    model.add_argument(
+        "--size", choices=("0.6B", "1.7B"), help="random weights of the released dimensions instead"
+    )
+    speech.add_argument(
+        "--dtype",
+        choices=("bf16", "8bit", "4bit"),
+        default="bf16",
+        help="of the random weights (default: bf16)",
+    )
+    speech.add_argument(
+        "--against", choices=("mlx-audio",), help="run its own streaming loop in alternation with ours"
+    )
+    speech.add_argument("--runs", type=_positive, default=5, help="measured runs of each side (default: 5)")
+    speech.add_argument(
+        "--frames", type=_positive, default=64, help="codec frames of a run, 80 ms each (default: 64)"
+    )
+    speech.add_argument("--text", default=TEXT, help="what is spoken (default: one sentence of 33 words)")
+    speech.add_argument("--voice", help="default: the model's first")
+    speech.add_argument("--layout", default="speech", help="a layout's name or file, for our settings")
+    speech.add_argument(
+        "--json", action="store_true", help="print JSON on standard output, the table on stderr"
+    )
+    speech.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("1 or more is allowed")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    # By name, as the running layout does it: the API's packages do not import stages.
+    compare = importlib.import_module("vivavoce.stages.bench.compare")
+    line = Line()
+    try:
+        table, result = compare.bench(args, line.show)
+    finally:
+        line.clear()
+    print(table, file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(result)
+    return 0

@@ -1,0 +1,74 @@
+"""`vivavoce serve`: the HTTP server, with settings of the layout replaced by those of the command line."""
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .cli_terminal import Line
+
+if TYPE_CHECKING:
+    from ..bus.layout import Layout
+    from ..bus.running import Running
+
+KEY = "VIVAVOCE_API_KEY"
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("serve", parents=[common], help="serve speech over HTTP")
+    parser.add_argument("--layout", default="speech", help="a layout's name or file (default: speech)")
+    parser.add_argument(
+        "--model",
+        "--speech-model",
+        action="append",
+        default=[],
+        help="`embedded`, a folder or a hub id, or name=source; repeatable (default: the layout's)",
+    )
+    parser.add_argument("--host", help="address to listen on (default: the layout's)")
+    parser.add_argument("--port", type=int, help="0 takes a free one (default: the layout's)")
+    parser.add_argument("--api-key", metavar="KEY", help=f"asked of every client (default: ${KEY}, if set)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import logging
+
+    import anyio
+
+    from .serve import serve
+
+    layout = configured(args)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("vivavoce").setLevel(logging.INFO)
+    line = Line()
+
+    def listening(url: str, running: "Running") -> None:
+        line.clear()
+        names = ", ".join(model.name for model in running.models)
+        print(f"vivavoce serves {names} on {url} ({running.backend})", flush=True)
+        for hint in running.hints:
+            print(f"Faster: {hint}", file=sys.stderr)
+
+    async def main() -> None:
+        await serve(layout, notify=line.notice, listening=listening)
+
+    try:
+        anyio.run(main)
+    finally:
+        line.clear()
+    return 0
+
+
+def configured(args: argparse.Namespace) -> "Layout":
+    """The layout with what the command line gives in its place. Raises LayoutError for a wrong one."""
+    import msgspec
+
+    from ..bus.layout import load
+    from .cli_speak import with_models
+
+    layout = with_models(load(args.layout), args.model)
+    given = {"host": args.host, "port": args.port, "api_key": args.api_key or os.environ.get(KEY)}
+    api = msgspec.structs.replace(
+        layout.api, **{key: value for key, value in given.items() if value is not None}
+    )
+    return msgspec.structs.replace(layout, api=api)

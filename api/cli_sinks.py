@@ -1,0 +1,132 @@
+"""Where `vivavoce speak` puts audio: a file that appears whole, a stream written as it is made, the speakers.
+
+A sink is a context manager; leaving it through an exception leaves no partial file behind.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol, Self
+
+from ..bus.errors import VivavoceError
+
+
+class Sink(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        """May block until the reader or the speakers took it."""
+        ...
+
+
+class WholeFile:
+    """Written beside the target and renamed over it at the end: the target is whole, or as it was."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        if self._path.is_dir():
+            raise VivavoceError(f"{self._path} is a folder: name a file")
+        try:
+            handle, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
+        except OSError as error:
+            raise VivavoceError(f"{self._path} cannot be written: {error.strerror}") from None
+        self._temporary = Path(name)
+        self._file = os.fdopen(handle, "wb")
+        return self
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+            if kind is None:
+                # mkstemp makes files that only the owner may read; a result has the usual mode.
+                mask = os.umask(0)
+                os.umask(mask)
+                self._temporary.chmod(0o666 & ~mask)
+                self._temporary.replace(self._path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+
+class Stream:
+    """Written as it is made, to standard output (`-`), a pipe or a growing file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        self._file: BinaryIO
+        if self._path == "-":
+            if sys.stdout.isatty():
+                raise VivavoceError(
+                    "standard output is a terminal: pipe the audio to a program, or name a file with -o"
+                )
+            self._file = sys.stdout.buffer
+            return self
+        try:
+            self._file = open(self._path, "wb")
+        except OSError as error:
+            raise VivavoceError(f"{self._path} cannot be written: {error.strerror}") from None
+        return self
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._path == "-":
+            return
+        self._file.close()
+        if kind is not None and Path(self._path).is_file():
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+
+class Speakers:
+    """Bare 16-bit mono samples to the default output device."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+
+    def __enter__(self) -> Self:
+        try:
+            import sounddevice  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise VivavoceError("--play needs the extra `play`: pip install 'vivavoce[play]'") from None
+        except OSError:
+            raise VivavoceError(
+                "--play needs the PortAudio library (Debian and Ubuntu: apt install libportaudio2)"
+            ) from None
+        try:
+            self._stream: Any = sounddevice.RawOutputStream(samplerate=self._rate, channels=1, dtype="int16")
+            self._stream.start()
+        except sounddevice.PortAudioError as error:
+            raise VivavoceError(f"no sound device can be opened: {error}") from None
+        return self
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(data)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._stream.stop()
+        else:
+            self._stream.abort()
+        self._stream.close()

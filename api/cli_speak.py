@@ -1,0 +1,209 @@
+"""`vivavoce speak`: one text through the whole pipeline, in this process, into a file, a pipe or the speakers."""
+
+import argparse
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .cli_terminal import Line
+
+if TYPE_CHECKING:
+    from ..bus.client import SpeechRequest
+    from ..bus.control import ModelInfo
+    from ..bus.layout import Layout
+    from ..bus.messages import Ending, Speak
+    from .cli_sinks import Sink
+
+ENDINGS = {".ogg": "opus", ".raw": "pcm"}
+"""Formats of the files whose ending is not the format's own name."""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
+        "speak",
+        parents=[common],
+        help="speak a text into a file, a pipe or the speakers",
+        description="Speak a text. The name of a file stands for what is in it, and - for standard input.",
+    )
+    parser.add_argument("text", metavar="TEXT|-|FILE")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-o", "--output", metavar="FILE", help="default: speech.wav; - is standard output")
+    where.add_argument("--play", action="store_true", help="play it while it is made (extra `play`)")
+    parser.add_argument("--model", help="`embedded`, a folder or a hub id (default: the layout's first)")
+    parser.add_argument("--voice", help="a preset voice (default: the model's first; see `vivavoce voices`)")
+    parser.add_argument("--instructions", help="how to speak, for models that take instructions")
+    parser.add_argument("--language", help="name or code (default: the model finds out)")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same audio (default: a random one)")
+    parser.add_argument("--format", type=_format, help="default: what the file's ending says, else wav")
+    parser.add_argument("--layout", default="speech", help="a layout's name or file (default: speech)")
+    parser.add_argument(
+        "--stream", action="store_true", help="write each piece as it is made, to FILE or standard output"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import anyio
+
+    from ..bus.layout import load
+
+    text = _text(args.text)
+    layout = with_models(load(args.layout), [args.model] if args.model else [])
+    kind = _chosen_format(args)
+    anyio.run(_speak, args, text, layout, kind)
+    return 0
+
+
+def with_models(layout: "Layout", models: list[str]) -> "Layout":
+    """The layout with other speech models, where any are given."""
+    import msgspec
+
+    if not models:
+        return layout
+    return msgspec.structs.replace(
+        layout, speech=msgspec.structs.replace(layout.speech, models=tuple(models))
+    )
+
+
+def _text(given: str) -> str:
+    from ..bus.errors import VivavoceError
+
+    name = Path(given)
+    try:
+        if given == "-":
+            text = sys.stdin.buffer.read().decode()
+        elif len(given) < 256 and "\n" not in given and name.is_file():
+            text = name.read_text("utf-8")
+        elif name.suffix in (".txt", ".md") and " " not in given:
+            raise VivavoceError(f"there is no file {given}")
+        else:
+            text = given
+    except UnicodeDecodeError:
+        raise VivavoceError(f"{'standard input' if given == '-' else given} is not UTF-8 text") from None
+    if not text.strip():
+        raise VivavoceError("there is no text to speak")
+    return text
+
+
+def _format(name: str) -> str:
+    from ..bus.formats import FORMATS
+
+    if name not in FORMATS:
+        raise argparse.ArgumentTypeError(f"there is no format {name!r}; use {', '.join(FORMATS)}")
+    return name
+
+
+def _chosen_format(args: argparse.Namespace) -> str:
+    from ..bus.errors import VivavoceError
+    from ..bus.formats import FORMATS
+
+    if args.play:
+        return "pcm"
+    if args.format or args.output in (None, "-"):
+        return args.format or "wav"
+    ending = Path(args.output).suffix.lower()
+    name = ENDINGS.get(ending, ending[1:])
+    if name not in FORMATS:
+        raise VivavoceError(
+            f"{args.output}: its ending names no format: use {', '.join(FORMATS)}, or --format"
+        )
+    return name
+
+
+def _sink(args: argparse.Namespace, target: str) -> "Sink":
+    from .cli_sinks import Speakers, Stream, WholeFile
+
+    if args.play:
+        return Speakers(24_000)
+    return Stream(target) if args.stream or target == "-" else WholeFile(Path(target))
+
+
+async def _speak(args: argparse.Namespace, text: str, layout: "Layout", kind: str) -> None:
+    from ..bus.running import Running
+
+    target = args.output or ("-" if args.stream else f"speech.{kind}")
+    line = Line()
+    try:
+        # The sink first: a target that cannot be written is known before any weight is read.
+        with _sink(args, target) as sink:
+            async with Running(layout, line.notice) as running:
+                model = _model(running.models)
+                speak = _request(args, text, layout, kind, model)
+                line.show("speaking …")
+                report = await _take(running.client.speak(speak), sink, model.sample_rate, line)
+    finally:
+        line.clear()
+    shown = "" if args.play or target == "-" else f"{target}: "
+    cut = " (cut at the length limit)" if report.ending.reason == "length" else ""
+    print(
+        f"{shown}{report.audio_s:.2f} s of speech{cut}, first audio after {report.ttfa_s * 1000:.0f} ms, "
+        f"RTF {report.rtf:.2f}, seed {speak.seed}",
+        file=sys.stderr if target == "-" and not args.play else sys.stdout,
+    )
+
+
+def _model(models: "tuple[ModelInfo, ...]") -> "ModelInfo":
+    from ..bus.errors import VivavoceError
+
+    for model in models:
+        if model.family == "speech":
+            return model
+    raise VivavoceError("this layout has no speech model: try --layout speech")
+
+
+def _request(args: argparse.Namespace, text: str, layout: "Layout", kind: str, model: "ModelInfo") -> "Speak":
+    from ..bus.messages import Speak
+    from .catalog import Catalog
+
+    return Speak(
+        request="speak",
+        model=model.name,
+        text=text,
+        voice=Catalog(lambda: [model], layout.api).voice(model, args.voice),
+        language=args.language,
+        instructions=args.instructions,
+        seed=secrets.randbits(32) if args.seed is None else args.seed,
+        format=kind,
+        container_streamed=bool(args.stream or args.output == "-"),
+        lookahead=layout.speech.lookahead_frames,
+    )
+
+
+@dataclass
+class Report:
+    """What one request took, from the moment it was sent."""
+
+    ending: "Ending"
+    ttfa_s: float
+    """Until the first audio arrived."""
+    audio_s: float
+    rtf: float
+    """Seconds until the ending, less those in which the pipeline waited for the reader, a second of audio."""
+
+
+async def _take(request: "SpeechRequest", sink: "Sink", rate: int, line: Line) -> Report:
+    """Run one request into the sink. Raises RequestError or VivavoceError when it ends with an error."""
+    import anyio
+
+    from ..bus.errors import VivavoceError
+
+    samples, frames, first = 0, 0, 0.0
+    start = time.perf_counter()
+    async with request:
+        async for audio in request:
+            samples, frames = samples + audio.samples, frames + audio.frames
+            first = first or (request.arrived if samples else 0.0)
+            line.show(f"speaking: {frames} frames, {samples / rate:.1f} s")
+            if audio.data:
+                # A pipe or the speakers may make us wait; the loop, and Ctrl-C, stay free.
+                await anyio.to_thread.run_sync(sink.write, audio.data, abandon_on_cancel=True)
+        ending, worked = request.ending, request.arrived - start - request.parked_s
+    if ending is None or ending.reason not in ("stop", "length"):
+        raise VivavoceError(
+            ending.failure.message if ending and ending.failure else "the speech was cancelled"
+        )
+    seconds = samples / rate
+    return Report(ending, first - start, seconds, worked / seconds if seconds else 0.0)
