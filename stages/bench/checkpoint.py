@@ -1,0 +1,82 @@
+"""The folder that both sides load: the EOS id lies outside the vocabulary, so every run has the same frames.
+
+Run as a module it writes random weights of the released dimensions: `python -m …checkpoint SIZE DTYPE FOLDER`.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...configs.models import EMBEDDED, find
+
+if TYPE_CHECKING:
+    from ..speech.qwen3.config import ModelConfig, SpeechTokenizerConfig
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+SPECIAL = ("im_start_token_id", "im_end_token_id", "tts_pad_token_id", "tts_bos_token_id", "tts_eos_token_id")
+
+
+def endless(source: Path, folder: Path) -> None:
+    """Links to the checkpoint `source` in `folder`, with a config in which speech never ends."""
+    for file in source.rglob("*"):
+        target = folder / file.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_file():
+            target.symlink_to(file.resolve())
+    config = folder / "config.json"
+    changed = _unending(msgspec.json.decode(config.read_bytes()))
+    config.unlink()
+    config.write_bytes(msgspec.json.encode(changed))
+
+
+def voice(folder: Path) -> str | None:
+    """The checkpoint's first preset voice, None where it has none."""
+    config = msgspec.json.decode((folder / "config.json").read_bytes())
+    return min(config["talker_config"].get("spk_id") or {}, default=None)
+
+
+def write_random(
+    folder: Path, config: "ModelConfig", codec_config: "SpeechTokenizerConfig", dtype: str
+) -> None:
+    """A whole checkpoint of random tensors, as an MLX converter would write it; the codec is fp32 as released.
+
+    `dtype` is bf16, 8bit or 4bit. The tokenizer, and so the ids of its special tokens, are the embedded voice's.
+    """
+    import mlx.core as mx
+
+    from ..speech.qwen3.checkpoint import QUANTISED
+    from ..speech.qwen3.config import GenerationConfig
+    from ..speech.qwen3.model import Qwen3TTS
+    from ..speech.qwen3.tokenizer import ByteTokenizer
+    from .recording import Recording
+
+    embedded = find(EMBEDDED)
+    form = QUANTISED.get(dtype)
+    described = msgspec.to_builtins(config)
+    words = msgspec.json.decode((embedded / "config.json").read_bytes())
+    described.update({key: words[key] for key in SPECIAL})
+    described["quantization"] = form._asdict() if form else None
+    weights, codec = Recording(mx.bfloat16), Recording(mx.float32)
+    Qwen3TTS(config, codec_config, GenerationConfig(), ByteTokenizer(), weights, codec)
+    (folder / "speech_tokenizer").mkdir(parents=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights.tensors(form))
+    mx.save_safetensors(str(folder / "speech_tokenizer" / "model.safetensors"), codec.tensors())
+    for name in TOKENIZER:
+        shutil.copyfile(embedded / name, folder / name)
+    (folder / "config.json").write_bytes(msgspec.json.encode(_unending(described)))
+    (folder / "generation_config.json").write_bytes(msgspec.json.encode(GenerationConfig()))
+    (folder / "speech_tokenizer" / "config.json").write_bytes(msgspec.json.encode(codec_config))
+
+
+def _unending(config: dict[str, Any]) -> dict[str, Any]:
+    talker = config["talker_config"]
+    return {**config, "talker_config": {**talker, "codec_eos_token_id": talker["vocab_size"]}}
+
+
+if __name__ == "__main__":
+    from ..speech.qwen3.config import released
+
+    write_random(Path(sys.argv[3]), *released(sys.argv[1]), sys.argv[2])
