@@ -1,6 +1,7 @@
 """What a device or a stage process says about itself: how loading goes, what it serves, whether it moves."""
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -46,6 +47,8 @@ class Progress:
     def __init__(self) -> None:
         self.steps = 0
         self.busy_since: float | None = None
+        self.active: Callable[[], dict[str, int]] = dict
+        """Open requests in each stage on the device."""
         self._last = time.monotonic()
 
     def __enter__(self) -> None:

@@ -30,9 +30,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 if TYPE_CHECKING:
     Array = Any
 else:
-
-    class Array:
-        """In one loop whatever array the sender made; a `Tensor` once it has crossed a wire."""
+    # In one loop whatever array the sender made (constructing a Struct checks nothing); off a wire, a `Tensor`.
+    Array = Tensor
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):

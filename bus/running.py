@@ -17,7 +17,7 @@ import zmq
 
 from .channel import Stage
 from .client import Client
-from .control import ModelInfo, Notice, Ready
+from .control import ModelInfo, Notice, Progress, Ready
 from .device_thread import DeviceThread
 from .errors import StartError
 from .layout import Layout
@@ -40,7 +40,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     busy_s: float
     """How long the device step under way has taken; 0 when idle."""
     active: dict[str, int]
-    """Open requests in each stage of this process's own loop."""
+    """Open requests in each stage."""
 
 
 class Running:
@@ -117,7 +117,8 @@ class Running:
 
     def processes(self) -> list[ProcessStatus]:
         """State of every process, without waiting for any of them."""
-        progress = None if self._thread is None else self._thread.progress
+        progress = Progress() if self._thread is None else self._thread.progress
+        here = {"api": self.client.active(), **{name: stage.active() for name, stage in self._stages.items()}}
         return [
             ProcessStatus(
                 name=self.process,
@@ -126,9 +127,9 @@ class Running:
                 restarts=0,
                 stages=next(p.loop + p.device for p in self.layout.process if p.name == self.process),
                 rss_bytes=psutil.Process().memory_info().rss,
-                device_steps=0 if progress is None else progress.steps,
-                last_progress_s=0.0 if progress is None else progress.age_s,
-                busy_s=0.0 if progress is None else progress.busy_s,
-                active={"api": self.client.active(), **{n: s.active() for n, s in self._stages.items()}},
+                device_steps=progress.steps,
+                last_progress_s=progress.age_s,
+                busy_s=progress.busy_s,
+                active=here | progress.active(),
             )
         ]

@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from .channel import Sender
-from .messages import Array, Message, Tensor
+from .messages import Message, Tensor
 
 CEILING = 10_000  # messages; never reached while credits are kept
 
@@ -28,10 +28,6 @@ def _pack(value: Any) -> Any:
     return Tensor(str(value.dtype).rpartition(".")[2], tuple(value.shape), view.tobytes())
 
 
-def _unpack(kind: type, value: Any) -> Any:
-    return msgspec.convert(value, Tensor) if kind is Array else value
-
-
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 
 
@@ -44,7 +40,7 @@ class Decoder:
     """Decodes the messages of one link. Raises msgspec.ValidationError for anything else."""
 
     def __init__(self, union: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(union, dec_hook=_unpack)
+        self._decoder = msgspec.msgpack.Decoder(union)
 
     def __call__(self, data: bytes | memoryview) -> Message:
         return self._decoder.decode(data)

@@ -7,6 +7,7 @@ import ctypes
 import shutil
 import sys
 import time
+from functools import cache
 from importlib import metadata
 
 import msgspec
@@ -77,6 +78,15 @@ def setup(*, cache_limit_bytes: int | None = None, wired_limit_bytes: int | None
     return Device(name, described, int(info.get("memory_size", 0)), blas, compiles, hints)
 
 
+def release() -> None:
+    """Finish what is queued and end MLX's worker threads: a process that exits with them running aborts."""
+    import mlx.core as mx
+
+    mx.synchronize()
+    mx.clear_streams()
+
+
+@cache
 def backend() -> str:
     """cpu, metal or cuda."""
     import mlx.core as mx

@@ -29,13 +29,16 @@ async def device_main(
     machine = device.setup(
         cache_limit_bytes=settings.cache_limit_bytes, wired_limit_bytes=settings.wired_limit_bytes
     )
-    models, stages = _speech(station, progress, notify)
-    async with Wiring(station) as wiring:
-        notify(Ready(backend=machine.name, models=models, hints=tuple(machine.hints)))
-        async with anyio.create_task_group() as tasks:
+    try:
+        models, stages = _speech(station, progress, notify)
+        progress.active = lambda: {name: stage.active() for name, stage in stages.items()}
+        async with Wiring(station) as wiring, anyio.create_task_group() as tasks:
+            notify(Ready(backend=machine.name, models=models, hints=tuple(machine.hints)))
             tasks.start_soon(wiring.run, stages)
             await stop.wait()
             tasks.cancel_scope.cancel()
+    finally:
+        device.release()
 
 
 def _report(notify: Callable[[Notice], None], what: str, done: float) -> None:

@@ -1,0 +1,75 @@
+"""A wrong layout is refused before any weight is read, with file, key and what is allowed."""
+
+from pathlib import Path
+
+import pytest
+
+from vivavoce.bus import layout
+from vivavoce.bus.errors import LayoutError
+from vivavoce.bus.messages import LINKS
+
+GOOD = """
+name = "mine"
+[[process]]
+name = "main"
+loop = ["api", "encoder"]
+device = ["prompt", "talker", "code_predictor", "codec_decoder"]
+"""
+
+
+def test_shipped_layouts_are_sound() -> None:
+    for name in layout.names():
+        assert layout.load(name).name == name
+
+
+def test_links_and_transports_follow_from_the_placement() -> None:
+    speech = layout.parse(GOOD, "mine.toml")
+    transports = {(link.source, link.target): speech.transport(link) for link in speech.links()}
+    assert set(transports) == {edge for edge in LINKS if set(edge) <= set(speech.stages())}
+    assert transports["api", "prompt"] == "inproc"
+    assert transports["talker", "code_predictor"] == "memory"
+    assert transports["encoder", "api"] == "memory"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (GOOD.replace("loop =", "lop ="), ["unknown field `lop`", "allowed: name, loop, device"]),
+        (GOOD + "[speech]\nmodells = []", ["unknown field `modells`", "lookahead_frames"]),
+        (GOOD + '[speech]\nmodels = "embedded"', ["Expected `array`", "$.speech.models"]),
+        (GOOD + '[speech]\ndtype = "int3"', ["$.speech.dtype"]),
+        (GOOD.replace('"talker", ', ""), ["speech needs", "not placed: talker"]),
+        (GOOD.replace('"talker"', '"talkr"'), ["unknown stage 'talkr'", "allowed: api, prompt"]),
+        (GOOD.replace('"encoder"]', '"encoder", "talker"]'), ["'talker'", "place it in `device`"]),
+        (GOOD.replace("device = [", 'device = ["api", '), ["'api'", "place it in `loop`"]),
+        (GOOD.replace('["api", "encoder"]', '["encoder"]'), ["no process runs the stage 'api'"]),
+        (GOOD + '[[process]]\nname = "main"', ["two processes have the same name"]),
+        (GOOD + '[[process]]\nname = "b"\nloop = ["encoder"]', ["'encoder' is placed 2 times"]),
+        ('name = "x"\n[[process]]\nname = "m"\nloop = ["api"]', ["nothing to serve"]),
+        (GOOD + '[[link]]\nfrom = "codec_decoder"\nto = "talker"', ["cycle", "prompt→talker"]),
+        (GOOD + '[[link]]\nfrom = "prompt"\nto = "encoder"', ["joins nothing", "api→prompt"]),
+        (GOOD + '[[link]]\nfrom = "api"\nto = "nowhere"', ["joins nothing"]),
+        (GOOD + '[[link]]\nfrom = "api"\nto = "prompt"\n' * 2, ["given twice"]),
+        (
+            GOOD + '[[link]]\nfrom = "talker"\nto = "code_predictor"\ncapacity = 2',
+            ["talker→code_predictor.capacity", "could lock up the cycle"],
+        ),
+        (GOOD + '[[link]]\nfrom = "api"\nto = "prompt"\ncapacity = 0', ["api→prompt.capacity", "1 or more"]),
+        (GOOD + "[speech]\nchunk_rtf = 1.5", ["speech.chunk_rtf", "up to 1"]),
+        (GOOD + "[api]\nport = 70000", ["api.port", "65535"]),
+        ("name = ", ["not valid TOML"]),
+    ],
+)
+def test_refused_with_file_key_and_what_is_allowed(change: str, words: list[str]) -> None:
+    with pytest.raises(LayoutError) as error:
+        layout.parse(change, "mine.toml")
+    assert str(error.value).startswith("mine.toml: ")
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_unknown_name_lists_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="speech"):
+        layout.load("nonesuch")
+    with pytest.raises(LayoutError, match="no such layout file"):
+        layout.load(tmp_path / "none.toml")

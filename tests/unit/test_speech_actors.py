@@ -1,0 +1,272 @@
+"""The actors by themselves, over a model whose answers are scripted: order, endings, credit, cancelling."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import mlx.core as mx
+import msgspec
+import pytest
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from vivavoce.bus.channel import Inbox, Outbox, Stage
+from vivavoce.bus.layout import Speech
+from vivavoce.bus.messages import (
+    LINKS,
+    Close,
+    Codes,
+    Credit,
+    Ending,
+    Feedback,
+    Hidden,
+    Message,
+    Pcm,
+    Prompt,
+    Speak,
+)
+from vivavoce.bus.wire import kinds
+from vivavoce.stages.speech.codec_decoder import CodecDecoderStage
+from vivavoce.stages.speech.prompt import PromptStage
+from vivavoce.stages.speech.qwen3.sampling import Sampling
+from vivavoce.stages.speech.talker import TalkerStage
+
+SPEAK = Speak(request="r", model="m", text="hello", seed=1)
+EOS = 2150
+ROW = mx.zeros((1, 1, 4))
+PROMPT = Prompt(request="r", prefill=ROW, trailing=mx.zeros((1, 0, 4)), pad=ROW, text_tokens=100)
+
+
+class _Talker:
+    """Yields scripted group-0 codes; the state is the number of frames begun."""
+
+    def __init__(self, codes: list[int]) -> None:
+        self.codes = codes
+        self.begun = 0
+
+    def start(self, prompt: Any, sampling: Sampling, seed: int) -> tuple[int, mx.array, mx.array]:
+        self.begun = 1
+        return 1, mx.array([[self.codes[0]]]), ROW
+
+    def step(self, state: int, embedding: mx.array, text: mx.array) -> tuple[int, mx.array, mx.array]:
+        self.begun += 1
+        return state + 1, mx.array([[self.codes[state]]]), ROW
+
+
+class _Codec:
+    """PCM of a frame is its first code, held for 1,920 samples."""
+
+    def start(self) -> int:
+        return 0
+
+    def step(self, codes: mx.array, state: int) -> tuple[mx.array, int]:
+        frames = codes.shape[1]
+        level = codes[0, :, 0].astype(mx.float32)[:, None] / 32767
+        return mx.broadcast_to(level, (frames, 1920)).reshape(1, -1), state + frames
+
+
+def _model(codes: list[int], max_frames: int = 1000) -> Any:
+    return SimpleNamespace(
+        talker=_Talker(codes),
+        codec=_Codec(),
+        sampling=Sampling(),
+        max_frames=max_frames,
+        config=SimpleNamespace(talker_config=SimpleNamespace(codec_eos_token_id=EOS)),
+    )
+
+
+class _Bench:
+    def __init__(self, inbox: MemoryObjectSendStream[Message], out: MemoryObjectReceiveStream[Message]) -> None:
+        self._inbox = inbox
+        self._out = out
+
+    async def give(self, *messages: Message) -> None:
+        for message in messages:
+            await self._inbox.send(message)
+        await anyio.wait_all_tasks_blocked()
+
+    def got(self) -> list[Message]:
+        """What the stage has sent since the last look."""
+        found: list[Message] = []
+        while self._out.statistics().current_buffer_used:
+            found.append(self._out.receive_nowait())
+        return found
+
+
+@asynccontextmanager
+async def _running(stage: Stage, name: str) -> AsyncIterator[_Bench]:
+    give, inbox = anyio.create_memory_object_stream[Message](100)
+    out, got = anyio.create_memory_object_stream[Message](1000)
+    carried = frozenset[type[Message]]().union(*(kinds(LINKS[edge]) for edge in LINKS if edge[0] == name))
+    with anyio.fail_after(15), give, got, out:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_close_after, stage, inbox, Outbox([(out, carried)]))
+            yield _Bench(give, got)
+            tasks.cancel_scope.cancel()
+
+
+async def _close_after(stage: Stage, inbox: Inbox, outbox: Outbox) -> None:
+    with inbox:
+        await stage.run(inbox, outbox)
+
+
+def _talker(model: Any, **settings: Any) -> TalkerStage:
+    return TalkerStage({"m": model}, Speech(**settings), nullcontext())
+
+
+def _feedback(frame: int) -> Feedback:
+    return Feedback(request="r", frame=frame, embedding=ROW)
+
+
+async def test_frame_n_plus_1_is_queued_before_code_n_is_known_and_dropped_at_the_end() -> None:
+    model = _model([7, 8, EOS, 9])
+    async with _running(_talker(model), "talker") as bench:
+        await bench.give(SPEAK, PROMPT)
+        assert [type(m) for m in bench.got()] == [Speak, Hidden]
+        await bench.give(_feedback(0), _feedback(1))
+        assert [m.frame for m in bench.got() if isinstance(m, Hidden)] == [1, 2]
+        await bench.give(_feedback(2))
+        assert model.talker.begun == 4  # frame 3 was begun before code 0 of frame 2 was read as the end
+        assert bench.got() == [Ending(request="r", reason="stop", frames=2, text_tokens=100)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "speak", "frames"),
+    [
+        ({"frames_floor": 2, "frames_per_token": 0.02}, SPEAK, 4),
+        ({}, msgspec.structs.replace(SPEAK, max_frames=3), 3),
+        ({"repeat_limit_frames": 5}, SPEAK, 5),
+    ],
+    ids=["text budget", "asked for", "one code for ever"],
+)
+async def test_a_request_that_does_not_end_by_itself_says_length(
+    settings: dict[str, Any], speak: Speak, frames: int
+) -> None:
+    model = _model([5] * 100)
+    async with _running(_talker(model, **settings), "talker") as bench:
+        await bench.give(speak, PROMPT, *(_feedback(n) for n in range(20)))
+        ending = bench.got()[-1]
+        assert ending == Ending(request="r", reason="length", frames=frames, text_tokens=100)
+
+
+async def test_without_credit_a_request_is_parked_and_goes_on_with_it() -> None:
+    model = _model(list(range(100)))
+    async with _running(_talker(model), "talker") as bench:
+        await bench.give(msgspec.structs.replace(SPEAK, lookahead=2), PROMPT, _feedback(0))
+        assert len([m for m in bench.got() if isinstance(m, Hidden)]) == 2
+        await bench.give(_feedback(1))
+        assert bench.got() == []
+        assert model.talker.begun == 2
+        await bench.give(Credit(request="r", frames=1))
+        assert [m.frame for m in bench.got() if isinstance(m, Hidden)] == [2]
+
+
+async def test_an_ending_from_elsewhere_frees_the_request_and_is_passed_on_once() -> None:
+    stage = _talker(_model([5] * 10))
+    cancelled = Ending(request="r", reason="cancelled")
+    async with _running(stage, "talker") as bench:
+        await bench.give(SPEAK, PROMPT, cancelled, cancelled, _feedback(0))
+        assert bench.got()[2:] == [cancelled]
+        assert stage.active() == 0
+
+
+async def test_one_request_fails_alone() -> None:
+    class Broken(_Talker):
+        def start(self, prompt: Any, sampling: Sampling, seed: int) -> tuple[int, mx.array, mx.array]:
+            if seed == 13:
+                raise RuntimeError("no luck")
+            return super().start(prompt, sampling, seed)
+
+    model = _model([5] * 10)
+    model.talker = Broken([5] * 10)
+    async with _running(_talker(model), "talker") as bench:
+        await bench.give(msgspec.structs.replace(SPEAK, seed=13), PROMPT)
+        ending = bench.got()[-1]
+        assert isinstance(ending, Ending)
+        assert ending.reason == "error"
+        assert ending.failure is not None
+        assert (ending.failure.status, "no luck" in ending.failure.message) == (500, True)
+        await bench.give(SPEAK, PROMPT)
+        assert isinstance(bench.got()[-1], Hidden)
+
+
+def _codes(frame: int) -> Codes:
+    return Codes(request="r", frame=frame, codes=mx.full((1, 16), 1000 + frame))
+
+
+def _levels(messages: list[Message]) -> list[int]:
+    """The frames of the PCM, by the code each was made of."""
+    levels: list[int] = []
+    for message in messages:
+        if isinstance(message, Pcm):
+            samples = memoryview(message.samples).cast("h")
+            assert len(samples) == message.frames * 1920
+            levels += [samples[n * 1920] - 1000 for n in range(message.frames)]
+    return levels
+
+
+def _codec(**settings: Any) -> CodecDecoderStage:
+    return CodecDecoderStage({"m": _model([])}, Speech(**settings), nullcontext())
+
+
+async def test_frame_0_leaves_at_once_and_later_ones_when_the_next_is_queued() -> None:
+    async with _running(_codec(max_chunk_frames=1), "codec_decoder") as bench:
+        await bench.give(SPEAK, _codes(0))
+        assert _levels(bench.got()) == [0]
+        await bench.give(_codes(1))
+        assert _levels(bench.got()) == []
+        await bench.give(_codes(2))
+        assert _levels(bench.got()) == [1]
+
+
+@pytest.mark.parametrize("largest", [1, 2, 8])
+@pytest.mark.parametrize("frames", range(1, 20))
+async def test_every_valid_frame_once_and_none_after_the_end(frames: int, largest: int) -> None:
+    """The frame queued behind the end (number `frames`) may or may not reach the decoder: it is never heard."""
+    for extra in (0, 1):
+        async with _running(_codec(max_chunk_frames=largest), "codec_decoder") as bench:
+            await bench.give(SPEAK, *(_codes(n) for n in range(frames + extra)))
+            await bench.give(Ending(request="r", reason="stop", frames=frames))
+            got = bench.got()
+            assert _levels(got) == list(range(frames))
+            assert got[-1] == Ending(request="r", reason="stop", frames=frames)
+
+
+async def test_a_cancelled_request_hands_out_nothing_more() -> None:
+    stage = _codec()
+    async with _running(stage, "codec_decoder") as bench:
+        await bench.give(SPEAK, *(_codes(n) for n in range(3)))
+        bench.got()
+        await bench.give(Ending(request="r", reason="cancelled"), _codes(3))
+        assert bench.got() == [Ending(request="r", reason="cancelled")]
+        assert stage.active() == 0
+
+
+async def test_silence_beyond_the_limit_ends_with_length() -> None:
+    async with _running(_codec(silence_limit_s=0.4, max_chunk_frames=1), "codec_decoder") as bench:
+        silent = [Codes(request="r", frame=n, codes=mx.zeros((1, 16), mx.int32)) for n in range(9)]
+        await bench.give(SPEAK, *silent)
+        ending = bench.got()[-1]
+        assert ending == Ending(request="r", reason="length", frames=5)
+
+
+async def test_close_becomes_the_ending_that_frees_the_stages_behind() -> None:
+    class Waiting(PromptStage):
+        async def opened(self, state: Speak, outbox: Outbox) -> None:
+            """No prompt: only the life cycle is looked at."""
+
+    stage = Waiting({"m": _model([])}, nullcontext())
+    async with _running(stage, "prompt") as bench:
+        await bench.give(SPEAK, Close(request="r"), Close(request="r"))
+        assert bench.got() == [SPEAK, Ending(request="r", reason="cancelled")]
+        assert stage.active() == 0
+
+
+async def test_unknown_model_is_the_callers_mistake() -> None:
+    async with _running(PromptStage({}, nullcontext()), "prompt") as bench:
+        await bench.give(SPEAK)
+        (ending,) = bench.got()
+        assert isinstance(ending, Ending)
+        assert ending.failure is not None
+        assert (ending.failure.status, ending.failure.code) == (404, "model_not_found")
