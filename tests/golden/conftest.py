@@ -1,4 +1,4 @@
-"""Loaders for the golden data: numbers of the official implementation (README.md beside this file describes them)."""
+"""Loaders for the golden data, numbers of the official implementation; README.md beside this file describes it."""
 
 import json
 from collections.abc import Callable

@@ -9,6 +9,13 @@ from cases import PROMPTS, SAMPLING
 from official import Qwen3TTSModel, replaced
 from speech import request
 
+DEFAULTS: dict[str, Any] = {
+    "do_sample": True,
+    "temperature": 0.9,
+    "top_k": 50,
+    "top_p": 1.0,
+    "repetition_penalty": 1.05,
+}
 HISTORIES = {"none": 0, "one": 1, "two": 2, "long": 90}
 
 

@@ -4,21 +4,20 @@ Checkpoints are made only when they are not there (or with --weights): the vecto
 """
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import audio  # noqa: E402
-import choice  # noqa: E402
-import numpy as np  # noqa: E402
-import official  # noqa: E402
-import speech  # noqa: E402
-import text  # noqa: E402
-import weights  # noqa: E402
-from configs import CHECKPOINTS  # noqa: E402
+import audio
+import choice
+import numpy as np
+import official
+import speech
+import text
+import weights
+from tiny import CHECKPOINTS
 
 PROJECT = Path(__file__).resolve().parents[2]
 DATA = PROJECT / "tests" / "golden" / "data"

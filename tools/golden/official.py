@@ -1,6 +1,5 @@
 """The official PyTorch implementation (qwen-tts), loaded in float32 for numbers to hold ours to."""
 
-import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -25,8 +24,25 @@ def _stand_in_for(*names: str) -> None:
 
 _stand_in_for("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi", "sox", "onnxruntime")
 
-from configs import codec  # noqa: E402
 from qwen_tts import Qwen3TTSModel  # noqa: E402
+from qwen_tts.core.models import Qwen3TTSConfig, Qwen3TTSForConditionalGeneration  # noqa: E402
+from qwen_tts.core.models.modeling_qwen3_tts import mel_spectrogram  # noqa: E402
+from qwen_tts.core.tokenizer_12hz import configuration_qwen3_tts_tokenizer_v2 as codec_configuration  # noqa: E402
+from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Model  # noqa: E402
+from tiny import codec  # noqa: E402
+
+Qwen3TTSTokenizerV2Config = codec_configuration.Qwen3TTSTokenizerV2Config
+__all__ = [
+    "Qwen3TTSConfig",
+    "Qwen3TTSForConditionalGeneration",
+    "Qwen3TTSModel",
+    "Qwen3TTSTokenizerV2Config",
+    "Qwen3TTSTokenizerV2Model",
+    "load",
+    "mel_spectrogram",
+    "replaced",
+    "without_talker",
+]
 
 transformers.logging.set_verbosity_error()
 torch.manual_seed(0)
@@ -34,13 +50,14 @@ torch.set_num_threads(1)  # sums in one order, whatever the machine
 torch.use_deterministic_algorithms(True)
 
 
-# A checkpoint without an encoder (no `encoder_config`) makes the official code draw 90 million random weights for one.
-_configuration = importlib.import_module("qwen_tts.core.tokenizer_12hz.configuration_qwen3_tts_tokenizer_v2")
-_MimiConfig = _configuration.MimiConfig
-_configuration.MimiConfig = lambda **fields: _MimiConfig(**(fields or codec(encoder=True)["encoder_config"]))
+# Without `encoder_config` the official code would draw 90 million random weights for an encoder that is not there.
+_MimiConfig = codec_configuration.MimiConfig
+codec_configuration.MimiConfig = lambda **fields: _MimiConfig(
+    **(fields or codec(encoder=True)["encoder_config"])
+)
 
 
-class _Enough(Exception):
+class _EnoughError(Exception):
     """Ends a call to the official code once what is wanted has been seen."""
 
 
@@ -61,9 +78,9 @@ def without_talker(tts: Qwen3TTSModel, call: Callable[[], Any]) -> dict[str, Any
 
     def catch(**arguments: Any) -> None:
         seen.update(arguments)
-        raise _Enough
+        raise _EnoughError
 
-    with replaced(tts.model.talker, "generate", catch), suppress(_Enough):
+    with replaced(tts.model.talker, "generate", catch), suppress(_EnoughError):
         call()
     return seen
 

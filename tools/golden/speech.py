@@ -29,6 +29,10 @@ def prompts(tts: Qwen3TTSModel) -> tuple[Arrays, dict[str, Any]]:
     for name, case in cases.items():
         seen = without_talker(tts, request(tts, case))
         arrays[f"{name}.ids"] = tts._tokenize_texts([tts._build_assistant_text(case.text)])[0][0].numpy()
+        if case.instruct and tts.model.tts_model_size != "0b6":
+            arrays[f"{name}.instruct_ids"] = tts._tokenize_texts([tts._build_instruct_text(case.instruct)])[
+                0
+            ][0].numpy()
         arrays[f"{name}.embeds"] = seen["inputs_embeds"][0].numpy()
         arrays[f"{name}.trailing"] = seen["trailing_text_hidden"][0].numpy()
         arrays["pad"] = seen["tts_pad_embed"][0, 0].numpy()
@@ -36,7 +40,10 @@ def prompts(tts: Qwen3TTSModel) -> tuple[Arrays, dict[str, Any]]:
 
 
 def forced(tts: Qwen3TTSModel, case: Case, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the official loop with given codes [S, 16]: hidden rows [S + 1, H] and first-code logits [S + 1, 3072]."""
+    """Runs the official loop with given codes [S, 16].
+
+    Returns hidden rows [S + 1, H] and first-code logits [S + 1, 3072].
+    """
     talker = tts.model.talker
     seen = without_talker(tts, request(tts, case))
     step = 0

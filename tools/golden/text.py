@@ -22,8 +22,6 @@ def texts(tts: Qwen3TTSModel) -> list[dict[str, Any]]:
 
         start, end = (tokenizer.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>"))
         ids = [start, *literal(f"assistant\n{text}"), end, *literal("\n"), start, *literal("assistant\n")]
-        special = text in SPECIAL_TEXTS
-        if (official == ids) == special and "broken" not in text:
-            raise ValueError(f"{text!r} does not show what it was chosen for")
+        special = official != ids
         found.append({"text": text, "special": special, "official_ids": official, "literal_ids": ids})
     return found

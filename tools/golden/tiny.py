@@ -134,7 +134,7 @@ def model(kind: str, size: str, talker_config: dict[str, Any]) -> dict[str, Any]
     return config
 
 
-def codec(encoder: bool) -> dict[str, Any]:
+def codec(encoder: bool, width: int = 32) -> dict[str, Any]:
     """`speech_tokenizer/config.json`: the released structure, window 72 in the decoder and 250 in the encoder."""
     config: dict[str, Any] = {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
@@ -148,10 +148,10 @@ def codec(encoder: bool) -> dict[str, Any]:
         "decoder_config": {
             "attention_bias": False,
             "attention_dropout": 0.0,
-            "latent_dim": 24,
-            "codebook_dim": 8,
+            "latent_dim": width // 2,
+            "codebook_dim": width // 8,
             "codebook_size": 2048,
-            "decoder_dim": 48,
+            "decoder_dim": width,
             "hidden_act": "silu",
             "hidden_size": 16,
             "intermediate_size": 32,

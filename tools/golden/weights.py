@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from configs import CHECKPOINTS, GENERATION, codec
-import official  # noqa: F401 - comes before qwen_tts
-from qwen_tts.core.models import Qwen3TTSConfig, Qwen3TTSForConditionalGeneration
-from qwen_tts.core.tokenizer_12hz.configuration_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Config
-from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Model
+from official import (
+    Qwen3TTSConfig,
+    Qwen3TTSForConditionalGeneration,
+    Qwen3TTSTokenizerV2Config,
+    Qwen3TTSTokenizerV2Model,
+)
 from safetensors.torch import save_file
+from tiny import CHECKPOINTS, GENERATION, codec
 
 TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json", "tokenizer.json")
 SEEDS = {"custom": 1, "custom06": 2, "base": 3, "design": 4}
@@ -55,9 +57,10 @@ def fan_in(name: str, shape: tuple[int, ...]) -> float:
     """Inputs summed into one output; a transposed convolution of kernel 2r and stride r sums two taps."""
     if len(shape) == 2:
         return shape[1]
-    transposed = ".block.1." in name or (".upsample." in name and ".0.conv." in name)
-    if transposed:
-        return shape[0] * (2 if ".block.1." in name else 1)
+    if name.startswith("decoder.decoder.") and ".block.1." in name:
+        return shape[0] * 2
+    if name.startswith("decoder.upsample.") and ".0.conv." in name:
+        return shape[0]
     return shape[1] * shape[2]
 
 
@@ -80,7 +83,7 @@ def fill(module: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         state[name] = torch.from_numpy(random_value(name, tuple(old.shape), rng))
         if name.endswith("codec_head.weight"):
-            state[name][2150] *= 2.0  # the end token: without this none would ever be chosen
+            state[name][2150] *= 1.5  # the end token: without this none would ever be chosen
     return state
 
 
@@ -102,7 +105,7 @@ def make(name: str, folder: Path, tokenizer: Path) -> None:
     state = {key: value.to(torch.bfloat16) for key, value in fill(talker, SEEDS[name]).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
-    tokens = codec(encoder=kind == "base")
+    tokens = codec(encoder=kind == "base", width=64 if name == "custom" else 32)
     write_json(folder / "speech_tokenizer" / "config.json", tokens)
     features = {
         "chunk_length_s": None,
