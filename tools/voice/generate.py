@@ -1,0 +1,237 @@
+"""Speak with an exported checkpoint in plain PyTorch: the reference for the server, and the means to measure.
+
+    python -m tools.voice.generate CHECKPOINT/ "Hello there." ryan out.wav
+
+Several sentences are spoken at once, as rows of a batch padded on the left.
+"""
+
+import argparse
+import json
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from .decoder import Decoder, DecoderSize
+from .ids import CODEC_EOS, TalkerSize
+from .prompts import NONE, Prompter
+from .talker import Cache, Talker
+from .voices import PRESETS
+
+MIN_FRAMES = 2
+
+
+@dataclass
+class Sampling:
+    """generation_config.json, as far as it matters here."""
+
+    temperature: float
+    top_k: int
+    subtalker_temperature: float
+    subtalker_top_k: int
+    repetition_penalty: float = 1.0
+
+
+@dataclass
+class Utterance:
+    """One sentence spoken."""
+
+    codes: NDArray[np.int16]
+    """[frames, groups]"""
+    samples: NDArray[np.float32]
+    ended: bool
+    """the model said so itself, before the limit"""
+
+
+def _sample(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> Tensor:
+    """[n, vocabulary] -> [n]; temperature 0 takes the likeliest."""
+    logits = logits.float()
+    if temperature == 0:
+        return logits.argmax(-1)
+    least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+    chances = (logits.masked_fill(logits < least, -torch.inf) / temperature).softmax(-1)
+    return torch.multinomial(chances, 1, generator=generator)[:, 0]
+
+
+class Speaker:
+    """A checkpoint folder, loaded in float32."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self.device = device
+        config = json.loads((folder / "config.json").read_text())["talker_config"]
+        predictor = config["code_predictor_config"]
+        size = TalkerSize(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            head=config["head_dim"],
+            inner=config["intermediate_size"],
+            text_vocabulary=config["text_vocab_size"],
+            text_hidden=config["text_hidden_size"],
+            predictor_hidden=predictor["hidden_size"],
+            predictor_layers=predictor["num_hidden_layers"],
+            predictor_heads=predictor["num_attention_heads"],
+            predictor_inner=predictor["intermediate_size"],
+            predictor_vocabulary=predictor["vocab_size"],
+            groups=config["num_code_groups"],
+        )
+        self.talker = Talker(size)
+        weights = load_file(folder / "model.safetensors")
+        self.talker.load_state_dict(
+            {name.removeprefix("talker."): value.float() for name, value in weights.items()}
+        )
+        self.decoder = self._decoder(folder / "speech_tokenizer")
+        self.talker.to(device).eval()
+        self.decoder.to(device).eval()
+        self.prompter = Prompter(folder)
+        settings: dict[str, Any] = json.loads((folder / "generation_config.json").read_text())
+        self.sampling = Sampling(**{name: settings[name] for name in Sampling.__dataclass_fields__})
+
+    @staticmethod
+    def _decoder(folder: Path) -> Decoder:
+        config = json.loads((folder / "config.json").read_text())["decoder_config"]
+        size = DecoderSize(
+            table=config["codebook_dim"] // 2,
+            latent=config["latent_dim"],
+            hidden=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            head=config["head_dim"],
+            layers=config["num_hidden_layers"],
+            inner=config["intermediate_size"],
+            channels=config["decoder_dim"],
+            window=config["sliding_window"],
+        )
+        decoder, state = Decoder(size), {}
+        weights = {
+            name.removeprefix("decoder."): v.float()
+            for name, v in load_file(folder / "model.safetensors").items()
+        }
+        for part, groups in (("first", 1), ("rest", config["num_quantizers"] - 1)):
+            books = [f"quantizer.rvq_{part}.vq.layers.{i}._codebook" for i in range(groups)]
+            tables = [
+                weights.pop(f"{book}.embedding_sum")
+                / weights.pop(f"{book}.cluster_usage").clamp(min=1e-5)[:, None]
+                for book in books
+            ]
+            state[f"{part}.tables"] = torch.stack(tables)
+            state[f"{part}.output_proj.weight"] = weights.pop(f"quantizer.rvq_{part}.output_proj.weight")
+            del weights[f"quantizer.rvq_{part}.input_proj.weight"]
+        decoder.load_state_dict(state | weights)
+        return decoder
+
+    @torch.no_grad()
+    def speak(
+        self,
+        texts: list[str],
+        voice: str,
+        seed: int = 0,
+        language: str | None = "english",
+        streamed: bool = False,
+        limit: int = 250,
+        sound: bool = True,
+    ) -> list[Utterance]:
+        """Say texts with one preset; at most limit frames each."""
+        device, talker, prompter = self.device, self.talker, self.prompter
+        speaker = next(preset.token for preset in PRESETS if preset.name == voice)
+        prompts = [prompter.prompt(prompter.encode(text), speaker, language, streamed, []) for text in texts]
+        longest = max(len(prompt.text) for prompt in prompts)
+        tokens = torch.full((2, len(texts), longest), NONE)
+        for i, prompt in enumerate(prompts):
+            tokens[:, i, longest - len(prompt.text) :] = torch.tensor([prompt.text, prompt.codec])
+        seen = (tokens[0] != NONE).to(device)
+        tokens = tokens.to(device)
+        x = talker.text(tokens[0].clamp(min=0)) * seen[..., None]
+        x = x + talker.code(0, tokens[1].clamp(min=0)) * (tokens[1] != NONE)[..., None]
+        after = torch.full((limit, len(texts)), prompter.pad)
+        for i, prompt in enumerate(prompts):
+            after[: len(prompt.trailing), i] = torch.tensor(prompt.trailing[:limit], dtype=torch.long)
+        trailing = talker.text(after.to(device))
+
+        generator = torch.Generator(device).manual_seed(seed)
+        causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
+        # A padded query would have nothing to look at, and give NaN: it looks at itself.
+        mask = (causal & seen[:, None]) | torch.eye(longest, dtype=torch.bool, device=device)
+        cache: Cache = []
+        hidden = self._step(x, cache, mask[:, None])
+        frames: list[Tensor] = []
+        length = torch.full((len(texts),), limit)
+        barred = torch.zeros(talker.codec_head.out_features, dtype=torch.bool, device=device)
+        barred[2048:] = True
+        barred[CODEC_EOS] = False
+        for frame in range(limit):
+            logits = talker.codec_head(hidden).masked_fill(barred, -torch.inf)
+            if frame < MIN_FRAMES:
+                logits[:, CODEC_EOS] = -torch.inf
+            first = _sample(logits, self.sampling.temperature, self.sampling.top_k, generator)
+            done = ((first == CODEC_EOS) & (length.to(device) == limit)).cpu()
+            length[done] = frame
+            if (length < limit).all():
+                break
+            # A finished row goes on with the rest of the batch; what it says is dropped.
+            codes = self._frame(hidden, first.clamp(max=2047), generator)
+            frames.append(codes)
+            seen = torch.cat([seen, torch.ones(len(texts), 1, dtype=torch.bool, device=device)], 1)
+            x = talker.frames(codes, codes.shape[1]) + trailing[frame]
+            hidden = self._step(x[:, None], cache, seen[:, None, None])
+        spoken = torch.stack(frames, 1).cpu()
+        out: list[Utterance] = []
+        for i, count in enumerate(length.tolist()):
+            codes = spoken[i, :count]
+            samples = (
+                self.decoder(codes.T[None].to(device))[0].cpu().numpy() if sound else np.zeros(0, np.float32)
+            )
+            out.append(Utterance(codes.numpy().astype(np.int16), samples, count < limit))
+        return out
+
+    def _step(self, x: Tensor, cache: Cache, mask: Tensor) -> Tensor:
+        """[batch, time, hidden] -> [batch, hidden] of the last position."""
+        return self.talker.model(x, cache, mask)[:, -1]
+
+    def _frame(self, hidden: Tensor, first: Tensor, generator: torch.Generator) -> Tensor:
+        """[batch, groups] all codes of one frame."""
+        predictor, talker = self.talker.code_predictor, self.talker
+        project, cache, codes = predictor.small_to_mtp_projection, [], [first]
+        y = predictor.model(project(torch.stack([hidden, talker.code(0, first)], 1)), cache)
+        for group in range(1, talker.size.groups):
+            logits = predictor.lm_head[group - 1](y[:, -1])
+            settings = self.sampling
+            codes.append(_sample(logits, settings.subtalker_temperature, settings.subtalker_top_k, generator))
+            if group < talker.size.groups - 1:
+                y = predictor.model(project(talker.code(group, codes[-1])[:, None]), cache)
+        return torch.stack(codes, 1)
+
+
+def write_wav(path: Path, samples: NDArray[np.float32]) -> None:
+    """24 kHz mono, 16 bit."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(24000)
+        file.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("text")
+    parser.add_argument("voice", choices=[preset.name for preset in PRESETS])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--streamed", action="store_true", help="one text token a frame")
+    args = parser.parse_args()
+    utterance = Speaker(args.checkpoint).speak([args.text], args.voice, args.seed, streamed=args.streamed)[0]
+    write_wav(args.out, utterance.samples)
+    print(f"{len(utterance.codes)} frames, {'ended' if utterance.ended else 'cut at the limit'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Frames to sixteen codes and back to numbers: python -m tools.voice.quantizer fit SPEECH/ quantizer.npz
+
+A frame's envelope and voicing become a short vector (PCA). Group 0 is the nearest of 1,023 centroids after the
+speaker's mean has been taken off, so that it says what is spoken; group 1 is the pitch (mean and slope; 0 =
+unvoiced); the later groups quantise what is left, speaker and all, one after the other. Groups past --used are
+always 0 and carry nothing. Code 0 of group 0 is never used: some readers take it for padding.
+
+    python -m tools.voice.quantizer encode SPEECH/ quantizer.npz CODES.npz
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .features import CEPSTRA, STEPS
+from .shards import FRAMES_AN_HOUR, Shard, read
+from .voices import PRESETS
+
+GROUPS = 16
+FIRST, REST = 1024, 256
+DIMS = 56
+VOICING_WEIGHT = 4.0
+SLOPE_WEIGHT = 0.35
+_POSITION = np.linspace(-1, 1, STEPS)
+
+
+def _weights() -> NDArray[np.float32]:
+    """Loudness counts half, and the first tilt a little less, than the shape of the spectrum."""
+    row = np.ones(CEPSTRA, np.float32)
+    row[:2] = 0.5, 0.8
+    return np.tile(row, STEPS)
+
+
+def raw_vectors(envelope: NDArray[Any], voicing: NDArray[Any]) -> NDArray[np.float32]:
+    """[frames, STEPS * CEPSTRA + STEPS], weighted for Euclidean distance."""
+    return np.concatenate(
+        [envelope * _weights(), voicing.astype(np.float32) * VOICING_WEIGHT], 1, dtype=np.float32
+    )
+
+
+def pitch_vectors(pitch: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """[frames, 2] mean log2 pitch and weighted rise over the frame, and where the frame is voiced at all."""
+    hertz = pitch.astype(np.float32)
+    on = hertz > 0
+    count = on.sum(1)
+    mean = hertz.sum(1) / np.maximum(count, 1)
+    at = np.where(on, _POSITION, 0)
+    centre = at.sum(1) / np.maximum(count, 1)
+    lever = np.where(on, _POSITION - centre[:, None], 0)
+    slope = (lever * (hertz - mean[:, None])).sum(1) / np.maximum((lever**2).sum(1), 1)
+    return np.stack([mean - slope * centre, slope * SLOPE_WEIGHT], 1).astype(np.float32), count >= 2
+
+
+def nearest(points: Tensor, centroids: Tensor, block: int = 65536) -> Tensor:
+    """[n] index of the closest centroid."""
+    half = (centroids**2).sum(1) / 2
+    return torch.cat([(part @ centroids.T - half).argmax(1) for part in points.split(block)])
+
+
+def k_means(points: Tensor, count: int, rounds: int, generator: torch.Generator) -> Tensor:
+    """[count, dims] centroids; an empty one is put on a random point."""
+    pick = torch.randperm(len(points), generator=generator)[:count].to(points.device)
+    centroids = points[pick].clone()
+    for _ in range(rounds):
+        index = nearest(points, centroids)
+        size = torch.bincount(index, minlength=count)
+        total = torch.zeros_like(centroids).index_add_(0, index, points)
+        centroids = total / size.clamp(min=1)[:, None]
+        empty = (size == 0).nonzero()[:, 0]
+        if len(empty):
+            spare = torch.randint(len(points), (len(empty),), generator=generator).to(points.device)
+            centroids[empty] = points[spare]
+    return centroids
+
+
+@dataclass
+class Quantizer:
+    """Tables of the codec, as numpy arrays in one file."""
+
+    mean: NDArray[np.float32]
+    basis: NDArray[np.float32]
+    """[raw, DIMS]"""
+    speakers: NDArray[np.float32]
+    """[presets, DIMS]"""
+    first: NDArray[np.float32]
+    """[FIRST, DIMS]; row 0 is not used"""
+    pitch: NDArray[np.float32]
+    """[REST, 2]; row 0 stands for unvoiced"""
+    rest: NDArray[np.float32]
+    """[used - 2, REST, DIMS]"""
+
+    @property
+    def used(self) -> int:
+        """Groups that carry anything."""
+        return 2 + len(self.rest)
+
+    def save(self, path: Path) -> None:
+        """Write all tables."""
+        np.savez(path, **vars(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "Quantizer":
+        """Read what save wrote."""
+        with np.load(path) as arrays:
+            return cls(**arrays)
+
+    def encode(
+        self,
+        envelope: NDArray[Any],
+        voicing: NDArray[Any],
+        pitch: NDArray[Any],
+        voices: NDArray[np.uint8],
+        device: str = "cpu",
+    ) -> NDArray[np.int16]:
+        """[frames, GROUPS] codes of features.Analysis arrays and each frame's preset number."""
+        vectors = torch.from_numpy((raw_vectors(envelope, voicing) - self.mean) @ self.basis).to(device)
+
+        def put(array: NDArray[np.float32]) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        codes = np.zeros((len(vectors), GROUPS), np.int16)
+        first = put(self.first)
+        index = nearest(vectors - put(self.speakers[voices]), first[1:]) + 1
+        codes[:, 0] = index.cpu().numpy()
+        points, voiced = pitch_vectors(pitch)
+        codes[:, 1] = np.where(
+            voiced, nearest(torch.from_numpy(points), torch.from_numpy(self.pitch[1:])) + 1, 0
+        )
+        left = vectors - first[index]
+        for group, table in enumerate(self.rest, 2):
+            index = nearest(left, put(table))
+            left = left - put(table)[index]
+            codes[:, group] = index.cpu().numpy()
+        return codes
+
+    def encode_shard(self, shard: Shard, device: str = "cpu") -> NDArray[np.int16]:
+        """[frames, GROUPS] codes of a whole shard."""
+        return self.encode(shard.envelope, shard.voicing, shard.pitch, shard.voices, device)
+
+    def vectors(self, codes: NDArray[np.int16], groups: int = GROUPS) -> NDArray[np.float32]:
+        """[frames, DIMS] what the first groups say of envelope and voicing."""
+        total = self.first[codes[:, 0]].copy()
+        for group, table in enumerate(self.rest[: max(0, groups - 2)], 2):
+            total += table[codes[:, group]]
+        return total
+
+
+def fit(shards: list[Shard], used: int, seed: int, device: str, rounds: int = 25) -> Quantizer:
+    """Find all tables from some hours of speech."""
+    generator = torch.Generator().manual_seed(seed)
+    raw = np.concatenate([raw_vectors(s.envelope, s.voicing) for s in shards])
+    voices = torch.from_numpy(np.concatenate([s.voices for s in shards])).long().to(device)
+    mean = raw.mean(0)
+    _, basis = np.linalg.eigh(np.cov((raw - mean).T))
+    basis = np.ascontiguousarray(basis[:, ::-1][:, :DIMS], np.float32)
+    vectors = torch.from_numpy((raw - mean) @ basis).to(device)
+    size = torch.bincount(voices, minlength=len(PRESETS)).clamp(min=1)
+    speakers = torch.zeros(len(PRESETS), DIMS, device=device).index_add_(0, voices, vectors) / size[:, None]
+    neutral = vectors - speakers[voices]
+    first = torch.cat([torch.zeros(1, DIMS, device=device), k_means(neutral, FIRST - 1, rounds, generator)])
+    left = vectors - first[nearest(neutral, first[1:]) + 1]
+    power = float(vectors.var(0).sum())
+    rest: list[NDArray[np.float32]] = []
+    for group in range(2, used):
+        table = k_means(left, REST, rounds, generator)
+        left = left - table[nearest(left, table)]
+        print(f"group {group}: {float((left**2).sum(1).mean()) / power:.4f} of the variance left", flush=True)
+        rest.append(table.cpu().numpy())
+    points = np.concatenate([p[v] for p, v in (pitch_vectors(s.pitch) for s in shards)])
+    pitch = k_means(torch.from_numpy(points), REST - 1, rounds, generator).numpy()
+    pitch = np.concatenate([np.zeros((1, 2), np.float32), pitch])
+    return Quantizer(mean, basis, speakers.cpu().numpy(), first.cpu().numpy(), pitch, np.stack(rest))
+
+
+def encode_all(folder: Path, quantizer: Quantizer, out: Path, device: str) -> None:
+    """Codes, phones and lengths of all finished shards, in one file for the talker."""
+    parts: dict[str, list[NDArray[Any]]] = {
+        name: [] for name in ("codes", "phones", "frames", "text", "voice")
+    }
+    for shard in read(folder):
+        parts["codes"].append(quantizer.encode_shard(shard, device)[:, : quantizer.used])
+        for name in ("phones", "frames", "text", "voice"):
+            parts[name].append(getattr(shard, name))
+    arrays = {name: np.concatenate(part) for name, part in parts.items()}
+    codes = arrays.pop("codes")
+    # Bytes as planes compress to what the codes are worth.
+    planes = {"first": codes[:, 0], "later": np.ascontiguousarray(codes[:, 1:].T.astype(np.uint8))}
+    np.savez_compressed(out, **arrays, **planes)
+    print(f"{len(codes) / FRAMES_AN_HOUR:.1f} h, {len(arrays['frames'])} utterances in {out}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("step", choices=("fit", "encode"))
+    parser.add_argument("speech", type=Path)
+    parser.add_argument("quantizer", type=Path)
+    parser.add_argument("codes", type=Path, nargs="?")
+    parser.add_argument("--hours", type=float, default=6, help="speech to fit on")
+    parser.add_argument("--wait", type=float, default=0, help="seconds to wait for that much, while synth runs")
+    parser.add_argument("--used", type=int, default=10, help="code groups that carry anything, of 16")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    began = time.monotonic()
+    if args.step == "fit":
+        while True:
+            shards = list(read(args.speech, args.hours))
+            hours = sum(int(shard.frames.sum()) for shard in shards) / FRAMES_AN_HOUR
+            if hours >= args.hours or time.monotonic() - began >= args.wait:
+                break
+            time.sleep(2)
+        print(f"fitting on {hours:.1f} h", flush=True)
+        fit(shards, args.used, args.seed, device).save(args.quantizer)
+    elif args.codes is None:
+        parser.error("encode needs the file to write the codes to")
+    else:
+        encode_all(args.speech, Quantizer.load(args.quantizer), args.codes, device)
+    print(f"{args.step}: {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Train the decoder on fixed codes: python -m tools.voice.train_codec SPEECH/ quantizer.npz RUN/ --minutes 7
+
+The codes come from the quantizer, so nothing has to be agreed between an encoder and a decoder: the decoder learns
+to make sound of known codes, first by spectral distance alone, from --critics of the time on with critics as well.
+New shards are picked up while synth still runs. RUN/codec.pt is written every minute; a second call resumes it.
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .decoder import Decoder, DecoderSize
+from .features import FRAME
+from .losses import Critics, critics_loss, deception_loss, spectral_distance
+from .quantizer import Quantizer
+from .shards import FRAMES_AN_HOUR, Shard, read
+
+CONTEXT, CROP, COLD = 96, 24, 2
+"""frames the transformer sees, frames that become sound, and frames of those whose start is not judged"""
+
+
+class Pool:
+    """Codes and samples of all utterances long enough for a crop, on the device."""
+
+    def __init__(self, folder: Path, quantizer: Quantizer, device: str, hours: float) -> None:
+        self.folder, self.quantizer, self.device, self.hours = folder, quantizer, device, hours
+        self.known: set[str] = set()
+        self.codes = torch.zeros(0, 16, dtype=torch.int16, device=device)
+        self.samples = torch.zeros(0, dtype=torch.int16, device=device)
+        self.start = torch.zeros(0, dtype=torch.long, device=device)
+        self.length = torch.zeros(0, dtype=torch.long, device=device)
+
+    def _add(self, shards: list[Shard]) -> None:
+        self.known |= {shard.name for shard in shards}
+        length = np.concatenate([shard.frames for shard in shards])
+        start = np.cumsum(length) - length + len(self.codes)
+        keep = length >= CROP
+        codes = np.concatenate([self.quantizer.encode_shard(shard, self.device) for shard in shards])
+        samples = np.concatenate([shard.samples for shard in shards if shard.samples is not None])
+        for name, array in (
+            ("codes", codes),
+            ("samples", samples),
+            ("start", start[keep]),
+            ("length", length[keep]),
+        ):
+            setattr(self, name, torch.cat([getattr(self, name), torch.from_numpy(array).to(self.device)]))
+
+    def refresh(self, at_least_h: float = 0.0) -> None:
+        """Take in new shards, up to the hours wanted; wait until there are at_least_h of them."""
+        while True:
+            room = self.hours - len(self.codes) / FRAMES_AN_HOUR
+            if shards := list(read(self.folder, room, audio=True, known=self.known)):
+                self._add(shards)
+            if len(self.codes) >= at_least_h * FRAMES_AN_HOUR and len(self.start):
+                return
+            time.sleep(2)
+
+    def batch(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Codes [count, 16, CONTEXT], where the crop begins in them [count], samples, which of them are judged."""
+        device = self.device
+        pick = torch.randint(len(self.start), (count,), device=device)
+        start, length = self.start[pick], self.length[pick]
+        crop = (torch.rand(count, device=device) * (length - CROP + 1)).long()
+        crop = torch.where(torch.rand(count, device=device) < 0.15, 0, crop)
+        first = (crop + CROP - CONTEXT).clamp(min=0)
+        frame = first[:, None] + torch.arange(CONTEXT, device=device)
+        codes = self.codes[start[:, None] + torch.minimum(frame, length[:, None] - 1)].long().transpose(1, 2)
+        at = (start + crop)[:, None] * FRAME + torch.arange(CROP * FRAME, device=device)
+        judged = (
+            torch.arange(CROP * FRAME, device=device)[None]
+            >= torch.where(crop == 0, 0, COLD * FRAME)[:, None]
+        )
+        return codes, crop - first, self.samples[at].float() / 32768, judged
+
+
+def crop_latents(latents: Tensor, begin: Tensor) -> Tensor:
+    """The crop's part of [batch, latent, CONTEXT * 4], each row from its own frame."""
+    at = begin[:, None] * 4 + torch.arange(CROP * 4, device=latents.device)
+    return latents.gather(2, at[:, None].expand(-1, latents.shape[1], -1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("speech", type=Path)
+    parser.add_argument("quantizer", type=Path)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--minutes", type=float, default=7)
+    parser.add_argument("--steps", type=int, default=10**9, help="stop after so many, whatever the time")
+    parser.add_argument("--batch", type=int, default=32, help="crops of 1.92 s in a step")
+    parser.add_argument(
+        "--critics", type=float, default=0.25, help="share of the time before the critics join"
+    )
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--hours", type=float, default=12, help="speech held on the device")
+    parser.add_argument(
+        "--wait-hours", type=float, default=0.5, help="speech to wait for before the first step"
+    )
+    parser.add_argument("--size", type=json.loads, default={}, help="widths as JSON, for a try in small")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+        torch.backends.cudnn.benchmark
+    ) = True
+    args.run.mkdir(parents=True, exist_ok=True)
+    quantizer = Quantizer.load(args.quantizer)
+    pool = Pool(args.speech, quantizer, device, args.hours)
+    pool.refresh(args.wait_hours)
+
+    decoder, critics = Decoder(DecoderSize(**args.size)).to(device), Critics().to(device)
+    decoder.start_from(quantizer)
+    average = torch.optim.swa_utils.AveragedModel(
+        decoder, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.998)
+    )
+    maker = torch.optim.AdamW(
+        decoder.parameters(), args.rate, (0.8, 0.98), weight_decay=1e-4, fused=device == "cuda"
+    )
+    judge = torch.optim.AdamW(critics.parameters(), args.rate / 2, (0.8, 0.98), fused=device == "cuda")
+    parts = {"decoder": decoder, "critics": critics, "average": average, "maker": maker, "judge": judge}
+    saved, step, before = args.run / "codec.pt", 0, 0.0
+    if saved.exists():
+        state = torch.load(saved, map_location=device)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        step, before = state["step"], state["seconds"]
+
+    began = time.monotonic()
+
+    def save() -> None:
+        state = {name: part.state_dict() for name, part in parts.items()}
+        state |= {
+            "step": step,
+            "seconds": before + time.monotonic() - began,
+            "size": vars(decoder.size),
+            "used": quantizer.used,
+        }
+        torch.save(state, saved.with_suffix(".tmp"))
+        saved.with_suffix(".tmp").rename(saved)
+
+    next_look = began + 60
+    while step < args.steps:
+        share = (before + time.monotonic() - began) / (60 * args.minutes)
+        if share >= 1:
+            break
+        rate = (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share))) * min(1, (step + 1) / 200)
+        maker.param_groups[0]["lr"], judge.param_groups[0]["lr"] = args.rate * rate, args.rate / 2 * rate
+        codes, begin, real, judged = pool.batch(args.batch)
+        made = decoder.sound(crop_latents(decoder.latents(codes), begin))
+        made, real = made * judged, real * judged
+        distance = spectral_distance(made, real)
+        loss, verdict = distance, torch.zeros((), device=device)
+        if share >= args.critics:
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                seen = critics(real)
+                judging = critics_loss(seen, critics(made.detach()))
+            judge.zero_grad(set_to_none=True)
+            judging.backward()
+            judge.step()
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                critics.requires_grad_(False)
+                with torch.no_grad():
+                    seen = critics(real)
+                verdict, layers = deception_loss(seen, critics(made))
+                critics.requires_grad_(True)
+            ramp = min(1.0, (share - args.critics) / 0.05)
+            loss = distance + ramp * (0.1 * verdict + 0.25 * layers)
+        maker.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        maker.step()
+        average.update_parameters(decoder)
+        step += 1
+        if step % 100 == 0 or step == 1:
+            seconds = time.monotonic() - began
+            print(
+                f"step {step} {seconds:.0f} s spectral {distance:.4f} critics {verdict:.3f} rate {rate:.3f}",
+                flush=True,
+            )
+        if time.monotonic() > next_look:
+            next_look += 60
+            pool.refresh()
+            save()
+    save()
+    print(f"{step} steps, {len(pool.codes) / FRAMES_AN_HOUR:.1f} h of speech on the device", flush=True)
+
+
+if __name__ == "__main__":
+    main()
