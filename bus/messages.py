@@ -56,6 +56,8 @@ class Speak(Message, frozen=True, kw_only=True):
     max_frames: int | None = None
     full_text: bool = True
     """True puts the whole text into the prefill; False feeds one text token per frame."""
+    more_text: bool = False
+    """Whether `Text` follows; it is fed one token per frame."""
     format: str = "pcm"
     sample_rate: int | None = None
     """Hz of what the encoder writes; None is the model's own rate."""
@@ -91,6 +93,22 @@ class Prompt(Message, frozen=True, kw_only=True):
     trailing: Array
     pad: Array
     text_tokens: int
+    final: bool = True
+    """False: more `Rows` follow."""
+
+
+class Rows(Message, frozen=True, kw_only=True):
+    """Text rows [1, n, H] of a text that is still arriving; `final` with its last ones."""
+
+    rows: Array
+    text_tokens: int
+    final: bool
+
+
+class Hold(Message, frozen=True, kw_only=True):
+    """The talker waits for text: these frames are all there is for now."""
+
+    frames: int
 
 
 class Hidden(Message, frozen=True, kw_only=True):
@@ -157,10 +175,10 @@ ToPrompt = Speak | Text | Credit | Close
 # Each link of the stage graph and what it carries. A message goes to every link of its stage with its type.
 LINKS: dict[tuple[str, str], Any] = {
     ("api", "prompt"): ToPrompt,
-    ("prompt", "talker"): Speak | Prompt | Text | Credit | Ending,
-    ("talker", "code_predictor"): Speak | Hidden | Ending,
+    ("prompt", "talker"): Speak | Prompt | Rows | Credit | Ending,
+    ("talker", "code_predictor"): Speak | Hidden | Hold | Ending,
     ("code_predictor", "talker"): Feedback | Ending,
-    ("code_predictor", "codec_decoder"): Speak | Codes | Ending,
+    ("code_predictor", "codec_decoder"): Speak | Codes | Hold | Ending,
     ("codec_decoder", "encoder"): Speak | Pcm | Ending,
     ("encoder", "api"): Speak | Audio | Ending,
 }

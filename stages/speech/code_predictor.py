@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ...bus.channel import Outbox
-from ...bus.messages import Codes, Feedback, Hidden, Message, Speak
+from ...bus.messages import Codes, Feedback, Hidden, Hold, Message, Speak
 from ..actor import Actor
 from ..arrays import array
 from .qwen3.model import Qwen3TTS
@@ -29,6 +29,9 @@ class CodePredictorStage(Actor[_Request]):
         return _Request(self._models[speak.model], request_key(speak.seed))
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
+        if isinstance(message, Hold):
+            await outbox.send(message)
+            return
         assert isinstance(message, Hidden)
         model = state.model
         codes, embedding = model.predictor.frame(

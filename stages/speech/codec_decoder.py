@@ -13,7 +13,7 @@ import numpy as np
 
 from ...bus.channel import Outbox
 from ...bus.layout import Speech
-from ...bus.messages import Codes, Ending, Message, Pcm, Speak
+from ...bus.messages import Codes, Ending, Hold, Message, Pcm, Speak
 from ..actor import Actor
 from ..arrays import array
 from .chunks import ramp, split
@@ -51,10 +51,17 @@ class CodecDecoderStage(Actor[_Request]):
 
     def open(self, speak: Speak) -> _Request:
         model = self._models[speak.model]
-        sizes = ramp(self._settings.chunk_rtf, self._settings.max_chunk_frames)
+        # While text is still arriving the talker may pause at any frame: none is kept back then.
+        largest = 1 if speak.more_text else self._settings.max_chunk_frames
+        sizes = ramp(self._settings.chunk_rtf, largest)
         return _Request(model, sizes, next(sizes), model.codec.start())
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
+        if isinstance(message, Hold):
+            if state.queued is not None:
+                ready, state.queued = state.queued, None
+                await self._hand_out(state, message.request, ready[2], outbox)
+            return
         assert isinstance(message, Codes)
         state.gathered.append(array(message.codes))
         ready, state.queued = state.queued, None

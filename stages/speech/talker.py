@@ -15,11 +15,10 @@ import msgspec
 
 from ...bus.channel import Outbox
 from ...bus.layout import Speech
-from ...bus.messages import Credit, Ending, Feedback, Hidden, Message, Prompt, Speak
+from ...bus.messages import Credit, Ending, Feedback, Hidden, Hold, Message, Prompt, Rows, Speak
 from ..actor import Actor
 from ..arrays import array
 from .qwen3.model import Qwen3TTS
-from .qwen3.prompt import Prompt as Rows
 from .qwen3.sampling import Sampling
 from .qwen3.talker import TalkerState
 
@@ -40,14 +39,20 @@ class _Request:
 class _Run:
     state: TalkerState
     code0: mx.array
-    """Of the newest frame queued; not read yet."""
-    prompt: Rows
-    limit: int
+    """Of the newest frame queued."""
+    trailing: mx.array
+    pad: mx.array
+    text_tokens: int
+    final: bool
+    """Whether `trailing` is the whole text."""
+    limit: int = 0
     """Most frames that the request may have."""
     frame: int = 0
     """Number of the newest frame queued."""
+    going_on: bool = False
+    """Whether the newest frame has been seen not to be the end."""
     parked: mx.array | None = None
-    """The next frame's input, while there is no credit to start it."""
+    """The next frame's input, while there is no credit or no text to start it."""
 
 
 class TalkerStage(Actor[_Request]):
@@ -63,43 +68,67 @@ class TalkerStage(Actor[_Request]):
         return _Request(speak, self._models[speak.model], speak.lookahead, recent)
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
+        run = state.run
         match message:
             case Prompt():
                 await self._begin(state, message, outbox)
+                return
             case Feedback():
-                assert state.run is not None
-                state.run.parked = array(message.embedding)
-                await self._advance(state, state.run, outbox)
+                assert run is not None
+                run.parked = array(message.embedding)
+            case Rows():
+                assert run is not None
+                run.trailing = mx.concatenate([run.trailing, array(message.rows)], axis=1)
+                run.text_tokens, run.final = run.text_tokens + message.text_tokens, message.final
+                run.limit = self._limit(state, run.text_tokens)
             case Credit():
                 state.credit += message.frames
-                if state.run is not None:
-                    await self._advance(state, state.run, outbox)
             case _:
                 raise TypeError(f"talker takes no {type(message).__name__}")
+        if run is not None:
+            await self._advance(state, run, outbox)
 
     async def _begin(self, request: _Request, message: Prompt, outbox: Outbox) -> None:
         speak, model = request.speak, request.model
-        rows = Rows(array(message.prefill), array(message.trailing), array(message.pad), message.text_tokens)
-        state, code0, hidden = model.talker.start(rows, _sampling(model, speak), speak.seed)
-        budget = int(self._settings.frames_floor + self._settings.frames_per_token * rows.text_tokens)
-        request.run = _Run(state, code0, rows, min(speak.max_frames or budget, model.max_frames, budget))
+        state, code0, hidden = model.talker.start(array(message.prefill), _sampling(model, speak), speak.seed)
+        request.run = _Run(
+            state, code0, array(message.trailing), array(message.pad), message.text_tokens, message.final
+        )
+        request.run.limit = self._limit(request, message.text_tokens)
         request.credit -= 1
         await outbox.send(Hidden(request=speak.request, frame=0, hidden=hidden, code0=code0))
 
     async def _advance(self, request: _Request, run: _Run, outbox: Outbox) -> None:
         if run.parked is None or request.credit < 1:
             return
-        frame, trailing = run.frame, run.prompt.trailing
-        text = trailing[:, frame : frame + 1] if frame < trailing.shape[1] else run.prompt.pad
+        text = run.trailing[:, run.frame : run.frame + 1]
+        if text.shape[1] == 0:
+            if not run.final:
+                await self._wait_for_text(request, run, outbox)
+                return
+            text = run.pad
         embedding, run.parked = run.parked, None
         run.state, code0, hidden = request.model.talker.step(run.state, embedding, text)
         mx.async_eval(code0, hidden)
-        if (ending := self._ending(request, run)) is not None:
+        if not run.going_on and (ending := self._ending(request, run)) is not None:
             await self.finish(ending, outbox)
             return
-        run.frame, run.code0 = frame + 1, code0
+        run.frame, run.code0, run.going_on = run.frame + 1, code0, False
         request.credit -= 1
-        await outbox.send(Hidden(request=request.speak.request, frame=frame + 1, hidden=hidden, code0=code0))
+        await outbox.send(Hidden(request=request.speak.request, frame=run.frame, hidden=hidden, code0=code0))
+
+    async def _wait_for_text(self, request: _Request, run: _Run, outbox: Outbox) -> None:
+        if run.going_on:
+            return
+        if (ending := self._ending(request, run)) is not None:
+            await self.finish(ending, outbox)
+        else:
+            run.going_on = True
+            await outbox.send(Hold(request=request.speak.request, frames=run.frame + 1))
+
+    def _limit(self, request: _Request, text_tokens: int) -> int:
+        budget = int(self._settings.frames_floor + self._settings.frames_per_token * text_tokens)
+        return min(request.speak.max_frames or budget, request.model.max_frames, budget)
 
     def _ending(self, request: _Request, run: _Run) -> Ending | None:
         """How the request ends with the newest frame, None if it does not."""
@@ -113,7 +142,7 @@ class TalkerStage(Actor[_Request]):
                 return None
             reason, frames = "length", run.frame + 1
         return Ending(
-            request=request.speak.request, reason=reason, frames=frames, text_tokens=run.prompt.text_tokens
+            request=request.speak.request, reason=reason, frames=frames, text_tokens=run.text_tokens
         )
 
 

@@ -21,9 +21,11 @@ from vivavoce.bus.messages import (
     Ending,
     Feedback,
     Hidden,
+    Hold,
     Message,
     Pcm,
     Prompt,
+    Rows,
     Speak,
 )
 from vivavoce.bus.wire import kinds
@@ -77,7 +79,9 @@ def _model(codes: list[int], max_frames: int = 1000) -> Any:
 
 
 class _Bench:
-    def __init__(self, inbox: MemoryObjectSendStream[Message], out: MemoryObjectReceiveStream[Message]) -> None:
+    def __init__(
+        self, inbox: MemoryObjectSendStream[Message], out: MemoryObjectReceiveStream[Message]
+    ) -> None:
         self._inbox = inbox
         self._out = out
 
@@ -270,3 +274,28 @@ async def test_unknown_model_is_the_callers_mistake() -> None:
         assert isinstance(ending, Ending)
         assert ending.failure is not None
         assert (ending.failure.status, ending.failure.code) == (404, "model_not_found")
+
+
+async def test_the_talker_waits_for_text_and_goes_on_with_it() -> None:
+    model = _model([7, 8, 9, 10, EOS, 11])
+    open_prompt = msgspec.structs.replace(PROMPT, trailing=mx.zeros((1, 1, 4)), final=False)
+    async with _running(_talker(model), "talker") as bench:
+        await bench.give(msgspec.structs.replace(SPEAK, more_text=True), open_prompt, _feedback(0))
+        bench.got()
+        await bench.give(_feedback(1), Credit(request="r", frames=1))
+        # Two frames are made of the text known so far; the decoder is told to hand both out.
+        assert bench.got() == [Hold(request="r", frames=2)]
+        await bench.give(Rows(request="r", rows=mx.zeros((1, 2, 4)), text_tokens=2, final=True))
+        assert [m.frame for m in bench.got() if isinstance(m, Hidden)] == [2]
+        await bench.give(_feedback(2), _feedback(3), _feedback(4))
+        assert bench.got()[-1] == Ending(request="r", reason="stop", frames=4, text_tokens=102)
+
+
+async def test_hold_hands_out_the_queued_frame() -> None:
+    async with _running(_codec(), "codec_decoder") as bench:
+        await bench.give(msgspec.structs.replace(SPEAK, more_text=True), _codes(0), _codes(1))
+        assert _levels(bench.got()) == [0]
+        await bench.give(Hold(request="r", frames=2))
+        assert _levels(bench.got()) == [1]
+        await bench.give(_codes(2), Ending(request="r", reason="stop", frames=3))
+        assert _levels(bench.got()) == [2]

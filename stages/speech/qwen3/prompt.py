@@ -154,8 +154,8 @@ def resolve_language(model: "Qwen3TTS", language: str | None, speaker: str | Non
 class TextFeed:
     """Text that arrives while it is spoken: the first token starts the talker, one more goes in per frame.
 
-    Give it text with `add`, say `finish` when there is no more, and take rows with `next`. A word is only cut into
-    tokens once the white space behind it (or the end) is known, so that the pieces do not change the tokens.
+    A word is cut into tokens once the white space behind it (or the end) is known, so that the way a text was
+    split on its way here does not change its tokens.
     """
 
     def __init__(
@@ -167,51 +167,38 @@ class TextFeed:
         self._prefix = prefix_rows(model, role, voice=voice, language=language, instructions=instructions)
         self._pending = ""
         self._ids: list[int] = []
-        self._finished = False
-        self._ended = False
-        self.text_tokens = 0
+        self._final = False
+        self.started = False
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, *, final: bool) -> None:
+        """More text; `final` says that there is no more after it."""
         self._pending += text
-        cut = max(self._pending.rfind(mark) for mark in (" ", "\n"))
+        cut = len(self._pending) if final else max(self._pending.rfind(mark) for mark in (" ", "\n"))
         if cut > 0:
-            self._take(self._pending[:cut])
+            self._ids += self._model.tokenizer.encode(self._pending[:cut])
             self._pending = self._pending[cut:]
-
-    def finish(self) -> None:
-        self._take(self._pending)
-        self._pending, self._finished = "", True
+        self._final = final
 
     @property
     def ready(self) -> bool:
-        """Whether `next` (or, at first, `prompt`) has a row to give."""
-        return bool(self._ids) or self._finished
+        """Whether `prompt` can be called."""
+        return bool(self._ids) or self._final
 
     def prompt(self) -> Prompt:
-        """The prefill with the first token; later rows come from `next`.
+        """The prefill with the first token, and the rows known so far.
 
-        :raises RequestError: the feed was finished without any text.
+        :raises RequestError: the text has ended without a token.
         """
         if not self._ids:
             raise RequestError("The text to speak is empty.", "input")
-        rows = self._model.rows
+        self.started = True
+        rows, tokens = self._model.rows, len(self._ids)
         first = text_rows(self._model, [self._ids.pop(0)]) + rows.codec_bos
         prefill = mx.concatenate([self._prefix, first], axis=1)
-        return Prompt(prefill, mx.zeros((1, 0, prefill.shape[2]), prefill.dtype), rows.pad, self.text_tokens)
+        return Prompt(prefill, self.rows()[0], rows.pad, tokens)
 
-    def next(self) -> mx.array | None:
-        """The next frame's text row [1, 1, H], or None while the text has not arrived yet."""
-        if self._ids:
-            return text_rows(self._model, [self._ids.pop(0)])
-        if not self._finished:
-            return None
-        if not self._ended:
-            self._ended = True
-            return self._model.rows.end
-        return self._model.rows.pad
-
-    def _take(self, text: str) -> None:
-        if text:
-            ids = self._model.tokenizer.encode(text)
-            self._ids += ids
-            self.text_tokens += len(ids)
+    def rows(self) -> tuple[mx.array, int]:
+        """The text rows [1, n, H] that have become known, tts_eos behind the last, and how many tokens they are."""
+        ids, self._ids = self._ids, []
+        words = text_rows(self._model, ids) if ids else self._model.rows.pad[:, :0]
+        return (mx.concatenate([words, self._model.rows.end], axis=1) if self._final else words), len(ids)
