@@ -5,11 +5,16 @@ A sink is a context manager; leaving it through an exception leaves no partial f
 
 import contextlib
 import os
+import select
+import stat
 import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, Protocol, Self
+
+import anyio
+import anyio.to_thread
 
 from ..bus.errors import VivavoceError
 
@@ -21,8 +26,8 @@ class Sink(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def write(self, data: bytes) -> None:
-        """May block until the reader or the speakers took it."""
+    async def write(self, data: bytes) -> None:
+        """Waits until the reader or the speakers took it; may be cancelled."""
         ...
 
 
@@ -43,7 +48,7 @@ class WholeFile:
         self._file = os.fdopen(handle, "wb")
         return self
 
-    def write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         self._file.write(data)
 
     def __exit__(
@@ -68,31 +73,38 @@ class Stream:
         self._path = path
 
     def __enter__(self) -> Self:
-        self._file: BinaryIO
         if self._path == "-":
             if sys.stdout.isatty():
                 raise VivavoceError(
-                    "standard output is a terminal: pipe the audio to a program, or name a file with -o"
+                    "standard output is a terminal: pipe the audio to a program, or name a file"
                 )
-            self._file = sys.stdout.buffer
-            return self
-        try:
-            self._file = open(self._path, "wb")
-        except OSError as error:
-            raise VivavoceError(f"{self._path} cannot be written: {error.strerror}") from None
+            # No buffer of Python's in between: its lock would be held while a reader makes us wait.
+            self._file = open(1, "wb", buffering=0, closefd=False)
+        else:
+            try:
+                self._file = open(self._path, "wb", buffering=0)
+            except OSError as error:
+                raise VivavoceError(f"{self._path} cannot be written: {error.strerror}") from None
+        kind = os.fstat(self._file.fileno()).st_mode
+        self._regular = stat.S_ISREG(kind)
+        self._waits = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
         return self
 
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._file.flush()
+    async def write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            if self._waits:
+                # A thread that is stuck in a write would outlive Ctrl-C. A pipe that is ready takes this much.
+                await anyio.wait_writable(self._file)
+                left = left[self._file.write(left[: select.PIPE_BUF]) :]
+            else:
+                left = left[self._file.write(left) :]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._path == "-":
-            return
         self._file.close()
-        if kind is not None and Path(self._path).is_file():
+        if kind is not None and self._regular and self._path != "-":
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
 
@@ -119,8 +131,9 @@ class Speakers:
             raise VivavoceError(f"no sound device can be opened: {error}") from None
         return self
 
-    def write(self, data: bytes) -> None:
-        self._stream.write(data)
+    async def write(self, data: bytes) -> None:
+        # Waits for the device's buffer, a fraction of a second.
+        await anyio.to_thread.run_sync(self._stream.write, data)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
     from ..bus.layout import load
 
-    text = _text(args.text)
+    text = read_text(args.text)
     layout = with_models(load(args.layout), [args.model] if args.model else [])
-    kind = _chosen_format(args)
+    kind = chosen_format(args)
     anyio.run(_speak, args, text, layout, kind)
     return 0
 
@@ -68,7 +68,7 @@ def with_models(layout: "Layout", models: list[str]) -> "Layout":
     )
 
 
-def _text(given: str) -> str:
+def read_text(given: str) -> str:
     from ..bus.errors import VivavoceError
 
     name = Path(given)
@@ -96,7 +96,7 @@ def _format(name: str) -> str:
     return name
 
 
-def _chosen_format(args: argparse.Namespace) -> str:
+def chosen_format(args: argparse.Namespace) -> str:
     from ..bus.errors import VivavoceError
     from ..bus.formats import FORMATS
 
@@ -186,8 +186,6 @@ class Report:
 
 async def _take(request: "SpeechRequest", sink: "Sink", rate: int, line: Line) -> Report:
     """Run one request into the sink. Raises RequestError or VivavoceError when it ends with an error."""
-    import anyio
-
     from ..bus.errors import VivavoceError
 
     samples, frames, first = 0, 0, 0.0
@@ -198,8 +196,7 @@ async def _take(request: "SpeechRequest", sink: "Sink", rate: int, line: Line) -
             first = first or (request.arrived if samples else 0.0)
             line.show(f"speaking: {frames} frames, {samples / rate:.1f} s")
             if audio.data:
-                # A pipe or the speakers may make us wait; the loop, and Ctrl-C, stay free.
-                await anyio.to_thread.run_sync(sink.write, audio.data, abandon_on_cancel=True)
+                await sink.write(audio.data)
         ending, worked = request.ending, request.arrived - start - request.parked_s
     if ending is None or ending.reason not in ("stop", "length"):
         raise VivavoceError(

@@ -1,0 +1,228 @@
+"""The command line around the pipeline: what it accepts, says, refuses and never imports."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vivavoce.api import cli, cli_serve, cli_speak
+from vivavoce.bus.errors import LayoutError, StartError, VivavoceError
+
+Said = Callable[[], tuple[str, str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """(stdout, stderr) since the last call."""
+
+    def read() -> tuple[str, str]:
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return read
+
+
+def refused(said: Said, *arguments: str) -> str:
+    """The one sentence with which a command fails."""
+    assert cli.main(arguments) == 1
+    out, err = said()
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("vivavoce: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_building_the_parser_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from vivavoce.api import cli; cli.parser(); "
+        "print([n for n in ('mlx', 'anyio', 'msgspec', 'zmq', 'numpy', 'quart', 'asyncio', 'huggingface_hub') "
+        "if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("speak",),
+        ("serve",),
+        ("voices",),
+        ("download",),
+        ("layout",),
+        ("layout", "explain"),
+        ("layout", "list"),
+        ("bench",),
+        ("bench", "speech"),
+    ],
+)
+def test_every_command_explains_itself(command: tuple[str, ...], said: Said) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*command, "--help"])
+    assert left.value.code == 0
+    assert " ".join(("usage: vivavoce", *command)) in said()[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("sing",),
+        ("speak",),
+        ("speak", "hello", "--format", "midi"),
+        ("speak", "hello", "--play", "-o", "a.wav"),
+        ("bench", "speech", "--size", "9B"),
+        ("bench", "speech", "--runs", "0"),
+    ],
+)
+def test_wrong_usage_is_2(arguments: tuple[str, ...], said: Said) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == 2
+    assert "usage: vivavoce" in said()[1]
+
+
+def _raise(error: BaseException) -> Callable[[Any], int]:
+    def run(_args: Any) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (StartError("no model\nfolder 'x'"), "vivavoce: no model folder 'x'\n"),
+        (
+            ExceptionGroup("tasks", [ExceptionGroup("more", [LayoutError("a.toml: wrong")])]),
+            "vivavoce: a.toml: wrong\n",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "a.txt"),
+            "vivavoce: a.txt: No such file or directory\n",
+        ),
+        (KeyError("k"), "vivavoce: KeyError: 'k' (--debug shows where)\n"),
+    ],
+)
+def test_a_failure_is_one_sentence(
+    error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    monkeypatch.setattr("vivavoce.api.cli_layout.run_list", _raise(error))
+    assert cli.main(["layout", "list"]) == 1
+    assert said() == ("", sentence)
+    with pytest.raises(type(error)):
+        cli.main(["layout", "list", "--debug"])
+
+
+def test_ctrl_c_is_130_and_silent(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    monkeypatch.setattr("vivavoce.api.cli_layout.run_list", _raise(KeyboardInterrupt()))
+    assert cli.main(["layout", "list"]) == 130
+    assert said() == ("", "")
+
+
+def test_voices_needs_no_weights(tmp_path: Path, said: Said) -> None:
+    talker = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "spk_id": {"zoe": 1, "abe": [2]},
+        "spk_is_dialect": {"zoe": False, "abe": "sichuan_dialect"},
+        "codec_language_id": {"german": 3},
+    }
+    config = {"model_type": "qwen3_tts", "tts_model_type": "custom_voice", "talker_config": talker}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli.main(["voices", "--model", f"mine={tmp_path}"]) == 0
+    out, _ = said()
+    assert out.splitlines()[1:] == ["  abe (sichuan_dialect)", "  zoe", "languages: auto, german"]
+    assert out.startswith("mine: custom_voice")
+
+
+def test_voices_of_what_is_no_model(tmp_path: Path, said: Said) -> None:
+    assert "not a model folder" in refused(said, "voices", "--model", str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "not that of a Qwen3-TTS model" in refused(said, "voices", "--model", str(tmp_path))
+    assert "no model folder" in refused(said, "voices", "--model", "./nowhere")
+
+
+def test_download_prints_the_folder(said: Said) -> None:
+    assert cli.main(["download", "embedded"]) == 0
+    folder = Path(said()[0].strip())
+    assert (folder / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("output", "given", "kind"),
+    [
+        ("a.wav", None, "wav"),
+        ("a.WAV", None, "wav"),
+        ("a.ogg", None, "opus"),
+        ("a.mp3", None, "mp3"),
+        ("a.raw", None, "pcm"),
+        ("a.wav", "pcm", "pcm"),
+        ("a.xyz", "flac", "flac"),
+        ("-", None, "wav"),
+        (None, None, "wav"),
+    ],
+)
+def test_the_ending_chooses_the_format(output: str | None, given: str | None, kind: str) -> None:
+    arguments = ["speak", "x", *(["-o", output] if output else []), *(["--format", given] if given else [])]
+    assert cli_speak.chosen_format(cli.parser().parse_args(arguments)) == kind
+
+
+@pytest.mark.parametrize("output", ["a.xyz", "noending"])
+def test_an_unknown_ending_is_refused(output: str, said: Said) -> None:
+    assert "--format" in refused(said, "speak", "hello", "-o", output)
+
+
+def test_text_from_argument_file_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "letter.txt"
+    file.write_text("Grüße, ", "utf-8")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("Öl".encode())))
+    assert cli_speak.read_text(str(file)) == "Grüße, "
+    assert cli_speak.read_text("-") == "Öl"
+    assert cli_speak.read_text("Hello there.") == "Hello there."
+    long = "word " * 200
+    assert cli_speak.read_text(long) == long
+
+
+def test_text_that_is_none(tmp_path: Path, said: Said) -> None:
+    assert "no text" in refused(said, "speak", "  ")
+    assert "there is no file letter.txt" in refused(said, "speak", "letter.txt")
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff")
+    assert "not UTF-8" in refused(said, "speak", str(tmp_path / "bad.txt"))
+
+
+def test_playing_without_the_extra(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    assert "pip install 'vivavoce[play]'" in refused(said, "speak", "hello", "--play")
+
+
+def test_serve_replaces_settings_of_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VIVAVOCE_API_KEY", raising=False)
+
+    def configured(*arguments: str) -> Any:
+        return cli_serve.configured(cli.parser().parse_args(["serve", *arguments]))
+
+    layout = configured("--port", "0", "--host", "::1", "--model", "a=b", "--speech-model", "embedded")
+    assert (layout.api.port, layout.api.host, layout.api.api_key) == (0, "::1", None)
+    assert layout.speech.models == ("a=b", "embedded")
+    assert configured().speech.models == ("embedded",)
+    assert configured().api.port == 8000
+    assert configured("--api-key", "k").api.api_key == "k"
+    monkeypatch.setenv("VIVAVOCE_API_KEY", "from the environment")
+    assert configured().api.api_key == "from the environment"
+
+
+def test_serve_refuses_before_anything_starts(tmp_path: Path, said: Said) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\nloud = true\n')
+    assert "loud" in refused(said, "serve", "--layout", str(file))
+    with pytest.raises(VivavoceError):
+        cli_serve.configured(cli.parser().parse_args(["serve", "--layout", "nowhere"]))
