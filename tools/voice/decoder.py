@@ -8,8 +8,8 @@ widths are small.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .quantizer import DIMS, FIRST, GROUPS, Quantizer
 
@@ -43,7 +43,7 @@ class CausalConv(nn.Module):
         self.past = (kernel - 1) * dilation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (self.past, 0)))
+        return self.conv(functional.pad(x, (self.past, 0)))
 
 
 class CausalUpsample(nn.Module):
@@ -112,7 +112,7 @@ class ConvNeXt(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.dwconv(x).transpose(1, 2))
-        return x + (self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))).transpose(1, 2)
+        return x + (self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))).transpose(1, 2)
 
 
 class RmsNorm(nn.Module):
@@ -121,7 +121,7 @@ class RmsNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
+        return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
 
 
 def rotary(
@@ -152,7 +152,9 @@ class _Attention(nn.Module):
             p(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
             for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        y = F.scaled_dot_product_attention(rotate(q, *position), rotate(k, *position), v, attn_mask=mask)
+        y = functional.scaled_dot_product_attention(
+            rotate(q, *position), rotate(k, *position), v, attn_mask=mask
+        )
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
 
@@ -180,7 +182,7 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor, position: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         x = x + self.self_attn_layer_scale.scale * self.self_attn(self.input_layernorm(x), position, mask)
         y = self.post_attention_layernorm(x)
-        y = self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
+        y = self.mlp["down_proj"](functional.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
         return x + self.mlp_layer_scale.scale * y
 
 
@@ -217,7 +219,7 @@ class Tables(nn.Module):
     def forward(self, codes: Tensor) -> Tensor:
         """[batch, groups, time] -> [batch, 2 * table, time]"""
         at = torch.arange(len(self.tables), device=codes.device)[:, None] * FIRST
-        entries = F.embedding(codes + at, self.tables.flatten(0, 1))
+        entries = functional.embedding(codes + at, self.tables.flatten(0, 1))
         return self.output_proj(entries.sum(1).transpose(1, 2))
 
 

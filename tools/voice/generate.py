@@ -21,6 +21,7 @@ from torch import Tensor
 from .decoder import Decoder, DecoderSize
 from .ids import CODEC_EOS, TalkerSize
 from .prompts import NONE, Prompter
+from .quantizer import FIRST
 from .talker import Cache, Talker
 from .voices import PRESETS
 
@@ -175,7 +176,7 @@ class Speaker:
             if (length < limit).all():
                 break
             # A finished row goes on with the rest of the batch; what it says is dropped.
-            codes = self._frame(hidden, first.clamp(max=2047), generator)
+            codes = self._frame(hidden, first.clamp(max=FIRST - 1), generator)
             frames.append(codes)
             seen = torch.cat([seen, torch.ones(len(texts), 1, dtype=torch.bool, device=device)], 1)
             x = talker.frames(codes, codes.shape[1]) + trailing[frame]

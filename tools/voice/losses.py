@@ -3,8 +3,8 @@
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .features import RATE
 
@@ -36,10 +36,10 @@ def spectral_distance(made: Tensor, real: Tensor) -> Tensor:
         a = (spectrum(made, fft, hop).abs() ** 2 + 1e-9).sqrt()
         b = spectrum(real, fft, hop).abs()
         mel = _mel(fft, bands, made.device)
-        total = total + F.l1_loss((mel @ a + 1e-4).log(), (mel @ b + 1e-4).log())
+        total = total + functional.l1_loss((mel @ a + 1e-4).log(), (mel @ b + 1e-4).log())
         total = (
             total
-            + 0.3 * F.l1_loss((a + 1e-3).log(), (b + 1e-3).log())
+            + 0.3 * functional.l1_loss((a + 1e-3).log(), (b + 1e-3).log())
             + 0.5 * (a - b).norm() / (b.norm() + 1e-3)
         )
     return total / len(RESOLUTIONS)
@@ -63,7 +63,7 @@ class _PeriodCritic(nn.Module):
         x = x[:, : x.shape[1] // self.period * self.period].reshape(len(x), 1, -1, self.period)
         seen: list[Tensor] = []
         for layer in self.layers:
-            x = F.leaky_relu(layer(x), 0.1)
+            x = functional.leaky_relu(layer(x), 0.1)
             seen.append(x)
         return [*seen, self.out(x)]
 
@@ -91,7 +91,7 @@ class _SpectrumCritic(nn.Module):
             x = x / (x.abs() + 1e-2).sqrt()
         seen: list[Tensor] = []
         for layer in self.layers:
-            x = F.leaky_relu(layer(x), 0.1)
+            x = functional.leaky_relu(layer(x), 0.1)
             seen.append(x)
         return [*seen, self.out(x)]
 
@@ -120,7 +120,7 @@ def deception_loss(real: list[list[Tensor]], made: list[list[Tensor]]) -> tuple[
     """How far the critics are from taking made for real, and how far their layers differ."""
     verdict = torch.stack([((m[-1].float() - 1) ** 2).mean() for m in made]).mean()
     layers = [
-        F.l1_loss(a.float(), b.float().detach()) / (b.float().detach().abs().mean() + 1e-3)
+        functional.l1_loss(a.float(), b.float().detach()) / (b.float().detach().abs().mean() + 1e-3)
         for m, r in zip(made, real, strict=True)
         for a, b in zip(m[:-1], r[:-1], strict=True)
     ]

@@ -205,7 +205,9 @@ def main() -> None:
     parser.add_argument("quantizer", type=Path)
     parser.add_argument("codes", type=Path, nargs="?")
     parser.add_argument("--hours", type=float, default=6, help="speech to fit on")
-    parser.add_argument("--wait", type=float, default=0, help="seconds to wait for that much, while synth runs")
+    parser.add_argument(
+        "--wait", type=float, default=0, help="seconds to wait for that much, while synth runs"
+    )
     parser.add_argument("--used", type=int, default=10, help="code groups that carry anything, of 16")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -5,7 +5,10 @@ The same rules feed the speech engines and normalise transcripts before words ar
 
 import re
 
-_SMALL = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+_SMALL = [
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+]  # fmt: skip
 _TENS = ["_", "_", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _SCALES = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
 _ORDINALS = {
@@ -83,8 +86,8 @@ _RULES: tuple[tuple[str, object], ...] = (
     (r"(?<=[\w ])\b([AP])M\b", lambda m: f" {m[1].lower()} m"),
     (r"\$(\d[\d,]*)(?:\.(\d\d))?", _price),
     (r"(\d+)(?:st|nd|rd|th)\b", lambda m: ordinal(int(m[1]))),
-    (r"(\d+)\.(\d+)", lambda m: f"{cardinal(int(m[1]))} point {digits(m[2]).replace('oh', 'zero')}"),
     (r"(\d)\s?(km|kg|mph|lbs)\b", lambda m: f"{m[1]} {_UNITS[m[2]]}"),
+    (r"(\d+)\.(\d+)", lambda m: f"{cardinal(int(m[1]))} point {digits(m[2]).replace('oh', 'zero')}"),
     (r"\d{1,3}(?:,\d{3})+|\d+", _integer),
     (r"\s?%", " percent"),
     (r"\s?°\s?[CF]?", " degrees "),

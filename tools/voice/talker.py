@@ -6,8 +6,8 @@ The three position axes of the talker are equal for speech, so its interleaved r
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .decoder import RmsNorm, rotary, rotate
 from .features import PHONES
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         share = q.shape[1] // k.shape[1]
         wide = (k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)) if share > 1 else (k, v)
         causal = mask is None and past is None
-        y = F.scaled_dot_product_attention(q, *wide, attn_mask=mask, is_causal=causal)
+        y = functional.scaled_dot_product_attention(q, *wide, attn_mask=mask, is_causal=causal)
         return self.o_proj(y.transpose(1, 2).flatten(2)), (k, v)
 
 
@@ -66,7 +66,9 @@ class Layer(nn.Module):
         y, kept = self.self_attn(self.input_layernorm(x), cos, sin, past, mask)
         x = x + y
         y = self.post_attention_layernorm(x)
-        return x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y)), kept
+        return x + self.mlp["down_proj"](
+            functional.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y)
+        ), kept
 
 
 class Stack(nn.Module):
@@ -110,7 +112,7 @@ class Predictor(nn.Module):
 class Talker(nn.Module):
     """Text and codes so far -> group 0 of the next frame; the predictor adds the other groups."""
 
-    def __init__(self, size: TalkerSize = TalkerSize()) -> None:
+    def __init__(self, size: TalkerSize) -> None:
         super().__init__()
         self.size = size
         layers = [
@@ -137,7 +139,7 @@ class Talker(nn.Module):
     def text(self, tokens: Tensor) -> Tensor:
         """[...] token ids -> [..., hidden]"""
         x = self.model.text_embedding(tokens)  # pyright: ignore[reportCallIssue]
-        return self.text_projection["linear_fc2"](F.silu(self.text_projection["linear_fc1"](x)))
+        return self.text_projection["linear_fc2"](functional.silu(self.text_projection["linear_fc1"](x)))
 
     def code(self, group: int, codes: Tensor) -> Tensor:
         """The talker's embedding of one group's codes."""

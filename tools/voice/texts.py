@@ -15,31 +15,6 @@ from pathlib import Path
 
 from .spoken import spoken
 
-NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Isabel", "Jack", "Kate", "Liam", "Maria", "Noah", "Olivia", "Peter", "Rachel", "Sam", "Tom", "Sarah", "James", "Mary", "John", "Linda", "Robert", "Susan", "Michael", "Karen", "William", "Nancy", "Daniel", "Lisa", "Mark", "Betty", "Paul", "Helen", "Steven", "Sandra", "Andrew", "Donna", "Kevin", "Carol", "Brian", "Ruth", "George", "Sharon", "Edward", "Michelle", "Ryan", "Laura", "Jason", "Emily", "Eric", "Jacob", "Amy", "Gary", "Angela", "Adam", "Julia", "Alice", "Bob", "Charlie", "Diana", "Oscar", "Lucy", "Max", "Sophie", "Leo", "Nina", "Hugo", "Martha", "Victor", "Rosa", "Simon", "Eva", "Felix", "Ivy", "Arthur", "Zoe"]
-SURNAMES = ["Smith", "Johnson", "Williams", "Brown", "Jones", "Miller", "Davis", "Wilson", "Anderson", "Taylor", "Thomas", "Moore", "Martin", "Jackson", "Thompson", "White", "Harris", "Clark", "Lewis", "Robinson", "Walker", "Young", "Allen", "King", "Wright", "Scott", "Hill", "Green", "Baker", "Nelson", "Carter", "Mitchell", "Roberts", "Turner", "Phillips", "Campbell", "Parker", "Evans", "Edwards", "Collins", "Stewart", "Morris", "Murphy", "Cook", "Rogers", "Morgan", "Cooper", "Bell", "Ward"]
-CITIES = ["London", "Paris", "Berlin", "Madrid", "Rome", "Vienna", "Boston", "Chicago", "Denver", "Seattle", "Dallas", "Miami", "Toronto", "Sydney", "Tokyo", "Dublin", "Oslo", "Prague", "Lisbon", "Athens", "Moscow", "Cairo", "Delhi", "Beijing", "Austin", "Portland", "Phoenix", "Houston", "Atlanta", "Melbourne", "Edinburgh", "Glasgow", "Oxford", "Cambridge", "Brussels", "Amsterdam", "Zurich", "Geneva", "Milan", "Venice", "Munich", "Hamburg", "Warsaw", "Stockholm", "Helsinki", "Singapore"]
-COUNTRIES = ["France", "Germany", "Spain", "Italy", "England", "Ireland", "Canada", "Mexico", "Brazil", "Japan", "China", "India", "Australia", "Norway", "Sweden", "Poland", "Greece", "Egypt", "Kenya", "Turkey", "Portugal", "Switzerland", "Austria", "Denmark", "Finland", "Russia", "Scotland", "Argentina"]
-DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
-FOODS = """bread cheese butter milk coffee tea water juice soup salad rice pasta pizza chicken fish beef bacon eggs toast
-cake chocolate sugar salt pepper honey cream yogurt apples oranges bananas grapes lemons tomatoes potatoes onions carrots
-beans peas corn mushrooms garlic ginger cookies ice cream,orange juice,apple pie,olive oil,peanut butter,wine,beer""".replace(
-    "\n", " "
-)
-PLACES = """station airport hospital library school bank hotel restaurant museum park market bakery pharmacy post office,
-garden,beach,theater,office,church,supermarket,university,bridge,town hall,river,forest,farm,factory,kitchen,gym,cinema,
-bus stop,parking lot,police station,city center,shopping mall,swimming pool,harbor,castle,zoo,village""".replace(
-    "\n", " "
-)
-ROOMS = ["kitchen", "living room", "bedroom", "bathroom", "garage", "basement", "hallway", "office", "garden", "dining room", "attic"]
-WHENS = """today,tomorrow,tonight,yesterday,this morning,this afternoon,this evening,next week,last week,next month,later,
-soon,right now,on the weekend,every day,after work,before dinner,last night,next year,in the evening,on Monday,on Friday,
-on Saturday,again,at noon,at midnight,in an hour,all day""".replace("\n", " ")
-WEATHER = ["rain", "snow", "sunshine", "wind", "fog", "clouds", "storms", "showers", "thunder", "clear skies"]
-RELATIVES = ["mother", "father", "sister", "brother", "aunt", "uncle", "cousin", "grandmother", "grandfather", "wife", "husband", "daughter", "son", "friend"]
-JOBS = """teacher,doctor,nurse,driver,farmer,lawyer,artist,writer,engineer,manager,student,baker,cook,pilot,singer,actor,
-waiter,dentist,scientist,neighbor,boss,king,queen,soldier,captain,president,judge,reporter,old man,little girl,boy,
-young woman""".replace("\n", " ")
 DRILLS = (
     "The word is {}.",
     "Please say {} again.",
@@ -59,7 +34,13 @@ RUDE = re.compile(
     r"\bgay\b|lesbian|negro|terroris|prostitut|bastard|orgasm|semen",
     re.IGNORECASE,
 )
+ABBREVIATED = re.compile(r"\b[A-Z]\.|etc\.|e\.g|i\.e|\.\.")
 PLAIN = re.compile(r"[A-Z\"'][A-Za-z0-9 ,.'!?;:$%\"-]+[.!?]")
+
+
+def _lists() -> dict[str, list[str]]:
+    lines = Path(__file__).with_name("words.txt").read_text().splitlines()
+    return {slot: entries.split(", ") for slot, _, entries in (line.partition(": ") for line in lines)}
 
 
 def _wordnet(kind: str, count: int) -> list[str]:
@@ -109,24 +90,7 @@ class Grammar:
         verbs, irregular = _wordnet("v", 700), _irregular("verb")
         nouns, plurals = _wordnet("n", 1800), _irregular("noun")
         self.lists: dict[str, list[str]] = {
-            "name": NAMES,
-            "surname": SURNAMES,
-            "city": CITIES,
-            "country": COUNTRIES,
-            "day": DAYS,
-            "month": MONTHS,
-            "room": ROOMS,
-            "weather": WEATHER,
-            "relative": RELATIVES,
-            "title": ["Mr.", "Mrs.", "Dr.", "Ms."],
-            "food": [
-                *FOODS.split(" ice cream,")[0].split(),
-                "ice cream",
-                *FOODS.split(" ice cream,")[1].split(","),
-            ],
-            "place": [part.strip() for chunk in [PLACES] for part in self._mixed(chunk)],
-            "job": [part.strip() for part in JOBS.split(",")],
-            "when": [part.strip() for part in WHENS.split(",")],
+            **_lists(),
             "noun": nouns,
             "nouns": [plurals.get(noun, [_plural(noun)])[0] for noun in nouns],
             "verb": verbs,
@@ -134,11 +98,6 @@ class Grammar:
             "verbed": [self._past(irregular.get(verb, []), verb) for verb in verbs],
             "adj": _wordnet("a", 900),
         }
-
-    @staticmethod
-    def _mixed(text: str) -> list[str]:
-        head, _, tail = text.partition(" post office,")
-        return [*head.split(), "post office", *tail.split(",")]
 
     @staticmethod
     def _past(forms: list[str], verb: str) -> str:
@@ -167,7 +126,7 @@ class Grammar:
             )
             return f"${whole}.{cents:02d}" if cents and r.random() < 0.6 else f"${whole}"
         if slot == "date":
-            month, day = r.choice(MONTHS), r.randint(1, 31)
+            month, day = r.choice(self.lists["month"]), r.randint(1, 31)
             suffix = "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
             return r.choice((f"{month} {day}{suffix}", f"the {day}{suffix} of {month}"))
         if slot == "ordinal":
@@ -205,14 +164,9 @@ def _sentences(paragraph: str) -> list[str]:
     for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z\"'])", paragraph):
         sentence = sentence.replace('"', "").strip(" '")
         shouting = any(len(w) > 1 and w.isupper() for w in re.findall("[A-Za-z]+", sentence))
-        if (
-            2 <= len(sentence.split()) <= 24
-            and PLAIN.fullmatch(sentence)
-            and not shouting
-            and not RUDE.search(sentence)
-        ):
-            if not re.search(r"\b[A-Z]\.|etc\.|e\.g|i\.e|\.\.", sentence):
-                found.append(sentence)
+        fits = 2 <= len(sentence.split()) <= 24 and PLAIN.fullmatch(sentence)
+        if fits and not shouting and not RUDE.search(sentence) and not ABBREVIATED.search(sentence):
+            found.append(sentence)
     return found
 
 
@@ -267,9 +221,8 @@ def main() -> None:
         for raw in texts:
             if len(raw) <= 170:
                 file.write(json.dumps({"raw": raw, "spoken": spoken(raw)}, ensure_ascii=False) + "\n")
-    print(
-        f"{len(texts)} sentences ({len(prose)} of prose), {sum(map(len, texts)) / 14 / 3600:.1f} h at 14 letters a second"
-    )
+    hours = sum(map(len, texts)) / 14 / 3600
+    print(f"{len(texts)} sentences ({len(prose)} of prose), {hours:.1f} h at 14 letters a second")
 
 
 if __name__ == "__main__":

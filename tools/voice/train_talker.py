@@ -1,4 +1,6 @@
-"""Train talker and code predictor: python -m tools.voice.train_talker CODES.npz TEXTS.jsonl TOKENIZER/ RUN/ --minutes 9
+"""Train talker and code predictor:
+
+    python -m tools.voice.train_talker CODES.npz TEXTS.jsonl TOKENIZER/ RUN/ --minutes 9
 
 Every step is one batch of rows of about the same length. Rows mix the text up front with one token a frame, a
 language with none, and now and then an instruction that changes nothing. RUN/talker.pt is written every minute; a
@@ -16,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from .ids import CODEC_EOS, TalkerSize
@@ -144,9 +146,9 @@ class Losses(nn.Module):
         hidden, wanted = hidden[labelled], wanted[labelled]
         target = self.codes[wanted.clamp(min=0)].long()
         first = torch.where(wanted == END, CODEC_EOS, target[:, 0])
-        first_loss = F.cross_entropy(talker.codec_head(hidden).float(), first)
+        first_loss = functional.cross_entropy(talker.codec_head(hidden).float(), first)
         ahead = wanted != END
-        phone_loss = F.cross_entropy(
+        phone_loss = functional.cross_entropy(
             self.guide(hidden).float().flatten(0, 1)[ahead.repeat_interleave(2)],
             self.phones[wanted[ahead]].long().flatten(),
         )
@@ -154,7 +156,9 @@ class Losses(nn.Module):
             # The predictor needs fewer examples than the talker, and each costs it a row of its own.
             ahead = ahead & (torch.rand(wanted.shape, device=wanted.device) < self.share)
         later = talker.later_groups(hidden[ahead], target[ahead], self.used).float()
-        losses = F.cross_entropy(later.flatten(0, 1), target[ahead][:, 1:].flatten(), reduction="none")
+        losses = functional.cross_entropy(
+            later.flatten(0, 1), target[ahead][:, 1:].flatten(), reduction="none"
+        )
         return first_loss, losses.view(-1, self.used - 1).mean(0), phone_loss
 
 
@@ -230,7 +234,8 @@ def main() -> None:
         average.eval()
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             found = [
-                torch.stack([f, *l[:3], l.mean(), p]) for f, l, p in (average(b.to(device)) for b in rows)
+                torch.stack([first, *later[:3], later.mean(), phones])
+                for first, later, phones in (average(batch.to(device)) for batch in rows)
             ]
         rows.validating = False
         return " ".join(f"{value:.3f}" for value in torch.stack(found).mean(0).tolist())
