@@ -101,6 +101,10 @@ class Engine:
         """Requests whose prompt is being read or whose answer is being decoded."""
         return len(self._prefills) + len(self._running)
 
+    def rows(self) -> list[Row]:
+        """The choices that are being decoded."""
+        return [row for batch in self._batches for row in batch.rows]
+
     def submit(self, request: Request) -> None:
         """Take a request. Raises RequestError if it can never be served."""
         length, context = len(request.prompt), self.model.context
@@ -148,7 +152,7 @@ class Engine:
         return self._decode() if self._batches else []
 
     def _admit(self) -> None:
-        taken = sum(len(batch.rows) for batch in self._batches) + sum(one.request.n for one in self._prefills)
+        taken = len(self.rows()) + sum(one.request.n for one in self._prefills)
         while self._waiting and taken + self._waiting[0].n <= self.options.rows:
             request = self._waiting.popleft()
             taken += request.n

@@ -45,7 +45,11 @@ def cut(caches: Caches, start: int, end: int) -> list[Part]:
 
 def _cut(leaf: Any, start: int, end: int) -> Part:
     if isinstance(leaf, APPENDING):
-        return tree_map(lambda array: mx.contiguous(array[..., start:end, :]), (leaf.keys, leaf.values))
+
+        def rows(array: mx.array) -> mx.array:
+            return mx.contiguous(array[..., start:end, :])
+
+        return tree_map(rows, (leaf.keys, leaf.values))
     return _fresh(leaf.state)
 
 
@@ -53,8 +57,8 @@ def restore(caches: Caches, chunks: list[list[Part]]) -> None:
     """Bring empty caches to the state after the given consecutive chunks."""
     for leaf, *parts in zip(leaves(caches), *chunks, strict=True):
         if isinstance(leaf, APPENDING):
-            leaf.keys, leaf.values = tree_map(lambda *rows: mx.concatenate(rows, axis=-2), *parts)
-            leaf.offset = tree_flatten(leaf.keys)[0][1].shape[-2]
+            leaf.keys, leaf.values = tree_map(_join, *parts)
+            leaf.offset = sum(_length(part) for part in parts)
         else:
             leaf.state = _fresh(parts[-1])
 
@@ -66,16 +70,32 @@ def clone(source: Caches, empty: Caches) -> Caches:
     return empty
 
 
-def _fresh(state: Any) -> Any:
-    return tree_map(lambda leaf: leaf[...] if isinstance(leaf, mx.array) else leaf, state)
-
-
 def nbytes(parts: list[Part]) -> int:
-    return sum(leaf.nbytes for _, leaf in tree_flatten(parts) if isinstance(leaf, mx.array))
+    return sum(array.nbytes for array in _arrays(parts))
 
 
 def evaluate(*trees: Any) -> None:
-    mx.eval([leaf for _, leaf in tree_flatten(list(trees)) if isinstance(leaf, mx.array)])
+    mx.eval(_arrays(list(trees)))
+
+
+def _fresh(state: Any) -> Any:
+    def handle(leaf: Any) -> Any:
+        return leaf[...] if isinstance(leaf, mx.array) else leaf
+
+    return tree_map(handle, state)
+
+
+def _join(*rows: mx.array) -> mx.array:
+    return mx.concatenate(list(rows), axis=-2)
+
+
+def _length(part: Part) -> int:
+    return int(_arrays(part)[0].shape[-2])
+
+
+def _arrays(tree: Any) -> list[mx.array]:
+    leaves: Any = tree_flatten(tree)
+    return [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
 
 
 def batchable(caches: Caches) -> bool:

@@ -49,6 +49,9 @@ class ChatModel:
         self.vocab = self._try_out()
         self.batchable = kv.batchable(self.new_caches()) and self._try_batch()
         self.trimmable = kv.trimmable(self.new_caches())
+        ends = mx.array(sorted(self.turn_ends), mx.uint32)
+        self.not_ends = mx.ones((self.vocab,), mx.bool_).at[ends].multiply(False)
+        """bool [V], false for the tokens that end a reply."""
         self.template = Template(tokenizer)
         self.call_format: CallFormat = call_format(tokenizer)
         self.think = _think(tokenizer)
@@ -77,11 +80,6 @@ class ChatModel:
         markers = {*(self.think or ()), self.call_format.start, self.call_format.end}
         named = zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens, strict=True)
         return frozenset(token for token, text in named if not any(text in marker for marker in markers))
-
-    @property
-    def not_ends(self) -> mx.array:
-        """bool [V], false for the tokens that end a reply."""
-        return mx.ones((self.vocab,), mx.bool_).at[mx.array(sorted(self.turn_ends))].multiply(False)
 
     def new_caches(self) -> kv.Caches:
         caches: kv.Caches = make_prompt_cache(self.net)
@@ -121,9 +119,10 @@ def load_model(source: str, kv_options: KvOptions | None = None) -> ChatModel:
     """Load a folder in mlx-lm's form, or a hub id. Raises StartError."""
     path = Path(source).expanduser()
     try:
-        net, tokenizer, config = load(str(path) if path.exists() else source, return_config=True)
+        loaded: Any = load(str(path) if path.exists() else source, return_config=True)
     except (OSError, ValueError, KeyError) as error:
         raise StartError(f"The chat model {source} cannot be loaded: {error}") from error
+    net, tokenizer, config = loaded
     return ChatModel(net, tokenizer, config, kv_options)
 
 

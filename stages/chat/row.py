@@ -35,7 +35,7 @@ class Row:
         sampling = request.sampling
         adjusts = sampling.counts or sampling.logit_bias
         self._adjuster = Adjuster(sampling, request.prompt, model.vocab) if adjusts else None
-        self._not_ends = model.not_ends if self.matcher else None
+        self._not_ends = model.not_ends
 
     @property
     def special(self) -> bool:

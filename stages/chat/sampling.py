@@ -52,7 +52,7 @@ class Adjuster:
         self._answer = mx.zeros((vocab,), mx.int32)
         self._prompt = mx.zeros((vocab,), mx.int32)
         if sampling.repetition_penalty != 1:
-            self._prompt = self._prompt.at[mx.array(prompt)].add(1)
+            self._prompt = self._prompt.at[mx.array(list(prompt))].add(1)
         if sampling.logit_bias:
             self._ids = mx.array(list(sampling.logit_bias))
             self._bias = mx.array(list(sampling.logit_bias.values()), mx.float32)
@@ -97,7 +97,7 @@ class Sampler:
         scaled = logits / self._temperature
         if self.filters:
             scaled = self._filter(scaled)
-        keys = mx.stack([self._keys, mx.array(positions, mx.uint32)], axis=-1)
+        keys = mx.stack([self._keys, mx.array(list(positions), mx.uint32)], axis=-1)
         # argmax(logits + Gumbel noise) is a draw from softmax(logits): Gumbel-max, Maddison et al. 2014.
         noisy = scaled + _gumbel(keys, logits.shape[-1])
         return mx.argmax(mx.where(self._warm, noisy, scaled), axis=-1)
@@ -115,7 +115,7 @@ class Sampler:
 
 
 def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(values, mx.float32)[:, None]
+    return mx.array(list(values), mx.float32)[:, None]
 
 
 def _gumbel(keys: mx.array, vocab: int) -> mx.array:
@@ -142,4 +142,5 @@ class Likelihood:
         """The token's log-probability, and (id, log-probability) of the likeliest, best first."""
         ids: Any = self._ids.tolist()
         logs: Any = self._logs.tolist()
-        return float(self._chosen.item()), list(zip(ids, logs, strict=True))
+        chosen: Any = self._chosen.item()
+        return chosen, list(zip(ids, logs, strict=True))
