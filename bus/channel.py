@@ -66,6 +66,6 @@ class Stage(Protocol):
         """Serve requests until the inbox ends."""
         ...
 
-    def active(self) -> int:
+    def open_requests(self) -> tuple[str, ...]:
         """Requests that this stage holds state for."""
         ...

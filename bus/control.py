@@ -1,9 +1,11 @@
-"""What a device or a stage process says about itself: how loading goes, what it serves, whether it moves."""
+"""What a device or a stage process says about itself, and what it is told."""
 
 import time
 from collections.abc import Callable
 
 import msgspec
+
+from .messages import Failure
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -38,7 +40,37 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One sentence each: how this machine could be faster."""
 
 
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The process cannot start; trying again would not help."""
+
+    why: str
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A sign of life of a process's loop, and how far its device has come."""
+
+    device_steps: int
+    last_progress_s: float
+    busy_s: float
+    rss_bytes: int
+    active: dict[str, int]
+
+
+class Relink(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Another process has died and comes back as incarnation `epoch`."""
+
+    process: str
+    epoch: int
+    failure: Failure
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Finish the step under way and exit."""
+
+
 Notice = Loading | Ready
+FromProcess = Loading | Ready | Failed | Beat
+ToProcess = Relink | Stop
 
 
 class Progress:

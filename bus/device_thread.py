@@ -8,17 +8,20 @@ from concurrent.futures import Future
 from typing import Protocol, cast
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from .control import Notice, Progress, Ready
+from .control import Notice, Progress, Ready, Relink
 from .errors import StartError, VivavoceError
 from .loop import Station
 
+Commands = MemoryObjectReceiveStream[Relink]
+
 
 class DeviceHost(Protocol):
-    """What the module named to `DeviceThread` offers as `device_main`."""
+    """What the module named to `DeviceThread` offers as `device_main`: serve until the commands end."""
 
     def __call__(
-        self, station: Station, progress: Progress, notify: Callable[[Notice], None], stop: anyio.Event
+        self, station: Station, progress: Progress, notify: Callable[[Notice], None], commands: Commands
     ) -> Awaitable[None]: ...
 
 
@@ -32,7 +35,7 @@ class DeviceThread:
         self._ready: Future[Ready] = Future()
         self._over: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: anyio.Event | None = None
+        self._commands: MemoryObjectSendStream[Relink] | None = None
         self._thread = threading.Thread(target=self._main, name=f"device-{station.process}")
 
     async def start(self, notify: Callable[[Notice], None]) -> Ready:
@@ -53,10 +56,15 @@ class DeviceThread:
         """Until the thread ends. Raises whatever ended it."""
         await asyncio.shield(asyncio.wrap_future(self._over))
 
+    def relink(self, command: Relink) -> None:
+        """Tell the stages that a neighbouring process has died."""
+        if self._loop is not None and self._commands is not None and not self._over.done():
+            self._loop.call_soon_threadsafe(self._commands.send_nowait, command)
+
     async def stop(self) -> None:
         """Ask the stages to end and wait for the thread; a step under way is finished first."""
-        if self._loop is not None and self._stop is not None and not self._over.done():
-            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._loop is not None and self._commands is not None and not self._over.done():
+            self._loop.call_soon_threadsafe(self._commands.close)
         if self._thread.is_alive():
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._thread.join)
@@ -74,9 +82,10 @@ class DeviceThread:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stop = anyio.Event()
-        host = cast(DeviceHost, importlib.import_module(self._module).device_main)
-        await host(self._station, self.progress, self._take, self._stop)
+        self._commands, commands = anyio.create_memory_object_stream[Relink](64)
+        with self._commands, commands:
+            host = cast(DeviceHost, importlib.import_module(self._module).device_main)
+            await host(self._station, self.progress, self._take, commands)
 
     def _take(self, notice: Notice) -> None:
         if isinstance(notice, Ready):

@@ -38,7 +38,7 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     cors_origins: tuple[str, ...] = ()
     """Web origins that may call, such as `http://localhost:3000`; `*` allows all."""
     model_aliases: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    """More names for models, beside `tts-1`, `tts-1-hd` and `gpt-4o-mini-tts`, which mean the first speech model."""
+    """More names for models, beside `tts-1`, `tts-1-hd`, `gpt-4o-mini-tts`: these mean the first speech model."""
     voice_aliases: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """More names for voices, or other ones for OpenAI's thirteen."""
     max_concurrent: int = 32
@@ -80,6 +80,28 @@ class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     frames_floor: int = 75
 
 
+class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    beat_s: float = 1.0
+    """How often a stage process says that it lives."""
+    silence_s: float = 10.0
+    """Silence after which it is killed and started again."""
+    wedged_s: float = 60.0
+    """The longest that one step of its device may take."""
+    start_timeout_s: float = 600.0
+    """How long it may load without a word."""
+    stacks_s: float = 0.5
+    """Time to write its stacks before it is killed."""
+    grace_s: float = 5.0
+    """Time to end when asked to."""
+    backoff_s: float = 0.5
+    """Wait before the first restart in a row; it doubles each time."""
+    backoff_max_s: float = 30.0
+    stable_s: float = 60.0
+    """A life this long is not counted as a failure in a row."""
+    max_restarts: int = 5
+    """Failures in a row after which a process is given up."""
+
+
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     cache_limit_bytes: int | None = None
     """MLX's cache of freed buffers; by default a quarter of the device's memory, at most 2 GiB."""
@@ -94,6 +116,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     api: Api = Api()
     speech: Speech = Speech()
     device: Device = Device()
+    supervision: Supervision = Supervision()
 
     def place(self, stage: str) -> tuple[str, str] | None:
         """(process, "loop" or "device") of a stage, None where the layout does not run it."""
@@ -103,6 +126,9 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if stage in process.device:
                 return process.name, "device"
         return None
+
+    def find(self, process: str) -> Process:
+        return next(found for found in self.process if found.name == process)
 
     def stages(self) -> tuple[str, ...]:
         return tuple(stage for process in self.process for stage in (*process.loop, *process.device))
@@ -169,6 +195,7 @@ def _explain(error: str) -> str:
         "api": Api,
         "speech": Speech,
         "device": Device,
+        "supervision": Supervision,
     }
     fields = msgspec.structs.fields(kinds.get(part, Layout))
     return f"{error}; allowed: {', '.join(field.encode_name for field in fields)}"

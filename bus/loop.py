@@ -1,17 +1,19 @@
 """The stages of one event loop, wired: memory channels inside, ZeroMQ links to other loops."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
 import zmq
+from anyio.abc import TaskGroup
 
 from .channel import Inbox, Mailbox, Outbox, Sender, Stage
 from .layout import Layout, LinkSettings
-from .messages import LINKS, Message
-from .wire import Link, kinds
+from .messages import LINKS, Ending, Failure, Message
+from .wire import Incoming, Outgoing, kinds
 
 
 @dataclass(frozen=True)
@@ -24,88 +26,116 @@ class Station:
     context: zmq.Context[Any] = field(repr=False)
     folder: Path
     """Private folder for Unix sockets."""
+    epochs: dict[str, int] = field(default_factory=dict[str, int])
+    """Incarnation of each process; every link's address names those of both its ends."""
 
     @property
     def stages(self) -> tuple[str, ...]:
-        process = next(p for p in self.layout.process if p.name == self.process)
+        process = self.layout.find(self.process)
         return process.device if self.kind == "device" else process.loop
 
     def address(self, link: LinkSettings) -> str:
-        name = f"{link.source}-{link.target}"
+        epochs = [str(self.epochs.get(self.home(stage), 0)) for stage in (link.source, link.target)]
+        name = "-".join((link.source, link.target, *epochs))
         if self.layout.transport(link) == "inproc":
             return f"inproc://{self.folder.name}/{name}"
-        return f"ipc://{self.folder}/{name}.sock"
+        return f"ipc://{self.folder}/{name}"
 
-    def binds(self, link: LinkSettings) -> bool:
-        """The loop that is named first in the layout binds; the other connects."""
-        order = [(p.name, kind) for p in self.layout.process for kind in ("loop", "device")]
-        ends = [
-            order.index(place) for stage in (link.source, link.target) if (place := self.layout.place(stage))
-        ]
-        return order.index((self.process, self.kind)) == min(ends)
+    def home(self, stage: str) -> str:
+        """The process that runs a stage."""
+        place = self.layout.place(stage)
+        assert place is not None
+        return place[0]
 
 
 class Wiring:
-    """Opens the channels of a station's stages and runs them. Use as an async context manager."""
+    """The channels of a station's stages. Open it with `async with`, in the task that later leaves it."""
 
     def __init__(self, station: Station, *, watch: Callable[[str, Message], None] | None = None) -> None:
         self._station = station
         self._watch = watch
+        self._stack = ExitStack()
         self._mailboxes: dict[str, Mailbox] = {}
-        self._links: list[Link] = []
-        self._pumps: list[tuple[Link, Sender]] = []
-        self._outgoing: dict[str, list[tuple[Sender, frozenset[type[Message]]]]] = {}
+        self._senders: dict[str, list[tuple[Sender, frozenset[type[Message]]]]] = {}
+        self._outgoing: dict[tuple[str, str], Outgoing] = {}
+        self._pumps: dict[tuple[str, str], anyio.CancelScope] = {}
+        self._stages: Mapping[str, Stage] = {}
 
     async def __aenter__(self) -> "Wiring":
-        station = self._station
-        links = station.layout.links()
+        station, links = self._station, self._station.layout.links()
         for stage in station.stages:
-            capacity = sum(link.capacity for link in links if link.target == stage)
-            self._mailboxes[stage] = Mailbox(capacity)
-            self._outgoing[stage] = []
-        for settings in links:
-            union = LINKS[settings.source, settings.target]
-            here, there = settings.source in self._mailboxes, settings.target in self._mailboxes
-            if here and there:
-                self._outgoing[settings.source].append(
-                    (self._mailboxes[settings.target].sender(), kinds(union))
-                )
-            elif here or there:
-                link = Link(station.context, station.address(settings), union, bind=station.binds(settings))
-                self._links.append(link)
-                if here:
-                    self._outgoing[settings.source].append((link, kinds(union)))
-                else:
-                    self._pumps.append((link, self._mailboxes[settings.target].sender()))
+            mailbox = Mailbox(sum(link.capacity for link in links if link.target == stage))
+            self._stack.callback(mailbox.close)
+            self._mailboxes[stage] = mailbox
+            self._senders[stage] = []
+        for link in links:
+            if link.source not in self._mailboxes:
+                continue
+            if link.target in self._mailboxes:
+                sender = self._stack.enter_context(self._mailboxes[link.target].sender())
+            else:
+                sender = Outgoing(station.context, station.address(link))
+                self._stack.callback(sender.close)
+                self._outgoing[link.source, link.target] = sender
+            self._senders[link.source].append((sender, kinds(LINKS[link.source, link.target])))
+        self._tasks: TaskGroup = await anyio.create_task_group().__aenter__()
+        for link in self._incoming():
+            self._listen(link)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        for link in self._links:
-            link.close()
-        for senders in self._outgoing.values():
-            for sender, _kinds in senders:
-                if not isinstance(sender, Link):
-                    sender.close()  # type: ignore[attr-defined]
-        for _link, sender in self._pumps:
-            sender.close()  # type: ignore[attr-defined]
-        for mailbox in self._mailboxes.values():
-            mailbox.close()
+    async def __aexit__(self, *error: Any) -> bool | None:
+        self._tasks.cancel_scope.cancel()
+        try:
+            return await self._tasks.__aexit__(*error)
+        finally:
+            self._stack.close()
+
+    def _incoming(self) -> list[LinkSettings]:
+        here = self._mailboxes
+        return [
+            link for link in self._station.layout.links() if link.target in here and link.source not in here
+        ]
+
+    def _listen(self, link: LinkSettings) -> None:
+        """Bind a link's address and take what arrives there, instead of at the address before."""
+        edge = (link.source, link.target)
+        if edge in self._pumps:
+            self._pumps.pop(edge).cancel()
+        incoming = Incoming(self._station.context, self._station.address(link), LINKS[edge])
+        scope = self._pumps[edge] = anyio.CancelScope()
+        self._tasks.start_soon(self._pump, incoming, link.target, scope)
+
+    async def _pump(self, incoming: Incoming, target: str, scope: anyio.CancelScope) -> None:
+        with scope, self._mailboxes[target].sender() as inbox:
+            await incoming.pump(inbox)
 
     def inbox(self, stage: str) -> Inbox:
         return self._mailboxes[stage].inbox
 
     def outbox(self, stage: str) -> Outbox:
         watch = self._watch
-        return Outbox(self._outgoing[stage], None if watch is None else lambda message: watch(stage, message))
+        return Outbox(self._senders[stage], None if watch is None else lambda message: watch(stage, message))
 
-    def waiting(self) -> dict[str, int]:
-        """Messages in each inbox."""
-        return {stage: mailbox.waiting for stage, mailbox in self._mailboxes.items()}
+    def run(self, stages: Mapping[str, Stage]) -> None:
+        """Start the stages. An exception that is not one request's own ends the loop."""
+        self._stages = stages
+        for name, stage in stages.items():
+            self._tasks.start_soon(stage.run, self.inbox(name), self.outbox(name))
 
-    async def run(self, stages: Mapping[str, Stage]) -> None:
-        """Run the stages until cancelled. An exception that is not one request's own ends the loop."""
-        async with anyio.create_task_group() as tasks:
-            for link, sender in self._pumps:
-                tasks.start_soon(link.pump, sender)
-            for name, stage in stages.items():
-                tasks.start_soon(stage.run, self.inbox(name), self.outbox(name))
+    def relink(self, process: str, epoch: int, failure: Failure) -> None:
+        """Another process has died and comes back as `epoch`: end what it fed, and link to its successor."""
+        self._station.epochs[process] = epoch
+        for link in self._station.layout.links():
+            edge = (link.source, link.target)
+            if edge in self._outgoing and self._station.home(link.target) == process:
+                self._outgoing[edge].reopen(self._station.address(link))
+        for link in self._incoming():
+            if self._station.home(link.source) == process:
+                self._listen(link)
+                if link.target in self._stages:
+                    self._tasks.start_soon(self._fail, link.target, failure)
+
+    async def _fail(self, stage: str, failure: Failure) -> None:
+        with self._mailboxes[stage].sender() as inbox:
+            for request in self._stages[stage].open_requests():
+                await inbox.send(Ending(request=request, reason="error", failure=failure))

@@ -1,11 +1,10 @@
 """A layout, running: its processes, and the client that the API talks through."""
 
-import importlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -15,14 +14,13 @@ import msgspec
 import psutil
 import zmq
 
-from .channel import Stage
+from .body import Body
 from .client import Client
-from .control import ModelInfo, Notice, Progress, Ready
-from .device_thread import DeviceThread
+from .control import Beat, ModelInfo, Notice, Ready, Relink
 from .errors import StartError
 from .layout import Layout
-from .loop import Station, Wiring
 from .messages import Failure
+from .supervisor import Supervisor
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -31,7 +29,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     name: str
     pid: int
     state: str
-    """`loading`, `ready` or `failed`."""
+    """`loading`, `ready`, `restarting`, `failed` (given up) or `stopped`."""
     restarts: int
     stages: tuple[str, ...]
     rss_bytes: int
@@ -49,16 +47,26 @@ class Running:
     Entering raises StartError or another VivavoceError when a process cannot start.
     """
 
-    def __init__(self, layout: Layout, notify: Callable[[Notice], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        notify: Callable[[Notice], None] = lambda _: None,
+        *,
+        module: str = "vivavoce.stages.host",
+    ) -> None:
+        place = layout.place("api")
+        assert place is not None
         self.layout = layout
+        self.process = place[0]
         self.models: tuple[ModelInfo, ...] = ()
         self.hints: tuple[str, ...] = ()
         self.backend = ""
-        self.failed: str | None = None
         self.started = time.monotonic()
         self._notify = notify
-        self._stages: Mapping[str, Stage] = {}
-        self._thread: DeviceThread | None = None
+        self._module = module
+        self._supervisors: list[Supervisor] = []
+        self._epochs = {process.name: 0 for process in layout.process}
+        self._failure: str | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -71,65 +79,107 @@ class Running:
         await self._stack.__aexit__(*error)
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        place = self.layout.place("api")
-        assert place is not None
-        self.process = place[0]
         folder = Path(tempfile.mkdtemp(prefix="vivavoce-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.term)
-        station = Station(self.layout, self.process, "loop", context, folder)
-        wiring = await stack.enter_async_context(Wiring(station))
-        device = Station(self.layout, self.process, "device", context, folder)
-        if device.stages:
-            self._thread = DeviceThread(device)
-            stack.push_async_callback(self._thread.stop)
-            self._take(await self._thread.start(self._notify))
-        self.client = Client(wiring.outbox("api"))
-        host = importlib.import_module("vivavoce.stages.host")
-        self._stages = host.loop_stages(station.stages)
+        lives = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(lives.cancel_scope.cancel)
+        for process in self.layout.process:
+            if process.name != self.process:
+                supervisor = Supervisor(
+                    self.layout,
+                    process.name,
+                    folder,
+                    context,
+                    module=self._module,
+                    notify=self._notify,
+                    died=self._died,
+                )
+                self._supervisors.append(supervisor)
+                lives.start_soon(supervisor.run, self._epochs)
+        stack.push_async_callback(self._stop_processes)
+        self._body = Body(
+            self.layout, self.process, folder, self._epochs, context, module=self._module, notify=self._notify
+        )
+        await stack.enter_async_context(self._body)
+        self.client = Client(self._body.wiring.outbox("api"))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
-        tasks.start_soon(self.client.run, wiring.inbox("api"))
-        tasks.start_soon(wiring.run, self._stages)
-        if self._thread is not None:
-            tasks.start_soon(self._watch, self._thread)
+        tasks.start_soon(self.client.run, self._body.wiring.inbox("api"))
+        tasks.start_soon(self._watch)
+        for supervisor in self._supervisors:
+            await supervisor.ready.wait()
+            if supervisor.state != "ready":
+                raise StartError(f"process {supervisor.name} could not start: {supervisor.why}")
+        self._take([self._body.ready, *(supervisor.said for supervisor in self._supervisors)])
 
-    def _take(self, ready: Ready) -> None:
-        self.models, self.hints, self.backend = ready.models, ready.hints, ready.backend
-        names = [model.name for model in self.models]
-        if len(set(names)) < len(names):
-            raise StartError(
-                f"two models have the same name ({', '.join(names)}): name one with `name=source`"
-            )
+    async def _stop_processes(self) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(self.layout.supervision.grace_s):
+            for supervisor in self._supervisors:
+                supervisor.stop()
+            for supervisor in self._supervisors:
+                await supervisor.over.wait()
 
-    async def _watch(self, thread: DeviceThread) -> None:
+    def _take(self, ready: list[Ready]) -> None:
+        self.models = tuple({model.name: model for said in ready for model in said.models}.values())
+        self.hints = tuple(dict.fromkeys(hint for said in ready for hint in said.hints))
+        self.backend = ", ".join(dict.fromkeys(said.backend for said in ready if said.backend))
+
+    async def _watch(self) -> None:
         try:
-            await thread.wait()
-            self.failed = "the device thread ended"
-        except Exception as error:  # whatever ended the thread is the reason that requests are given
-            self.failed = f"the device thread ended: {error}"
-        self.client.fail_all(Failure(status=503, code="stage_down", message=self.failed))
+            await self._body.wait()
+        except Exception as error:  # whatever ended the device thread is the reason that requests are given
+            self._failure = f"the device thread ended: {error}"
+            self.client.fail_all(Failure(status=503, code="stage_down", message=self._failure))
+
+    def _died(self, dead: Supervisor, why: str) -> None:
+        """A process has ended unasked: end the requests it had a part in, and link the others to its successor."""
+        failure = Failure(status=503, code="stage_down", message=f"the process {dead.name} ended: {why}")
+        self._epochs[dead.name] = dead.epoch
+        command = Relink(dead.name, dead.epoch, failure)
+        self._body.relink(command)
+        for supervisor in self._supervisors:
+            if supervisor is not dead:
+                supervisor.tell(command)
+        self.client.fail_all(failure)
 
     @property
-    def ready(self) -> bool:
-        return self.failed is None
+    def failed(self) -> str | None:
+        """Why speech cannot be served now, None when it can."""
+        if self._failure is not None:
+            return self._failure
+        down = (s for s in self._supervisors if s.state != "ready")
+        return next((f"process {s.name} is {s.state}: {s.why}" for s in down), None)
 
     def processes(self) -> list[ProcessStatus]:
         """State of every process, without waiting for any of them."""
-        progress = Progress() if self._thread is None else self._thread.progress
-        here = {"api": self.client.active(), **{name: stage.active() for name, stage in self._stages.items()}}
+        own = self._body.progress
+        beat = Beat(
+            device_steps=own.steps,
+            last_progress_s=own.age_s,
+            busy_s=own.busy_s,
+            rss_bytes=psutil.Process().memory_info().rss,
+            active={"api": self.client.active(), **self._body.active()},
+        )
+        state = "failed" if self._failure else "ready"
         return [
-            ProcessStatus(
-                name=self.process,
-                pid=os.getpid(),
-                state="failed" if self.failed else "ready",
-                restarts=0,
-                stages=next(p.loop + p.device for p in self.layout.process if p.name == self.process),
-                rss_bytes=psutil.Process().memory_info().rss,
-                device_steps=progress.steps,
-                last_progress_s=progress.age_s,
-                busy_s=progress.busy_s,
-                active=here | progress.active(),
-            )
+            _status(self.layout, self.process, os.getpid(), state, 0, beat),
+            *(_status(self.layout, s.name, s.pid, s.state, s.restarts, s.beat) for s in self._supervisors),
         ]
+
+
+def _status(layout: Layout, name: str, pid: int, state: str, restarts: int, beat: Beat) -> ProcessStatus:
+    process = layout.find(name)
+    return ProcessStatus(
+        name=name,
+        pid=pid,
+        state=state,
+        restarts=restarts,
+        stages=process.loop + process.device,
+        rss_bytes=beat.rss_bytes,
+        device_steps=beat.device_steps,
+        last_progress_s=beat.last_progress_s,
+        busy_s=beat.busy_s,
+        active=beat.active,
+    )

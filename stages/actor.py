@@ -35,8 +35,8 @@ class Actor(Generic[R]):
         """The request ends: hand out what is left, then pass the ending on."""
         await outbox.send(ending)
 
-    def active(self) -> int:
-        return len(self.requests)
+    def open_requests(self) -> tuple[str, ...]:
+        return tuple(self.requests)
 
     async def run(self, inbox: Inbox, outbox: Outbox) -> None:
         async for message in inbox:

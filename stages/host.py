@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import anyio
-
 from ..bus.channel import Stage
 from ..bus.control import Loading, ModelInfo, Notice, Progress, Ready
+from ..bus.device_thread import Commands
 from ..bus.layout import Layout
 from ..bus.loop import Station, Wiring
 from ..configs.models import find, split_name
@@ -20,9 +19,9 @@ def loop_stages(names: tuple[str, ...]) -> dict[str, Stage]:
 
 
 async def device_main(
-    station: Station, progress: Progress, notify: Callable[[Notice], None], stop: anyio.Event
+    station: Station, progress: Progress, notify: Callable[[Notice], None], commands: Commands
 ) -> None:
-    """Load, warm up and serve until `stop`. Raises StartError or CheckpointError without a usable model."""
+    """Load, warm up and serve until the commands end. Raises a VivavoceError where a model cannot be had."""
     from . import device
 
     settings = station.layout.device
@@ -31,12 +30,12 @@ async def device_main(
     )
     try:
         models, stages = _speech(station, progress, notify)
-        progress.active = lambda: {name: stage.active() for name, stage in stages.items()}
-        async with Wiring(station) as wiring, anyio.create_task_group() as tasks:
+        progress.active = lambda: {name: len(stage.open_requests()) for name, stage in stages.items()}
+        async with Wiring(station) as wiring:
+            wiring.run(stages)
             notify(Ready(backend=machine.name, models=models, hints=tuple(machine.hints)))
-            tasks.start_soon(wiring.run, stages)
-            await stop.wait()
-            tasks.cancel_scope.cancel()
+            async for command in commands:
+                wiring.relink(command.process, command.epoch, command.failure)
     finally:
         device.release()
 

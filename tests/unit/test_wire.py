@@ -22,7 +22,7 @@ from vivavoce.bus.messages import (
     Tensor,
     Text,
 )
-from vivavoce.bus.wire import Decoder, Link, encode, kinds
+from vivavoce.bus.wire import Decoder, Incoming, Outgoing, encode, kinds
 
 
 def test_round_trip_of_every_plain_message() -> None:
@@ -61,17 +61,18 @@ def test_a_message_of_another_link_is_refused() -> None:
         Decoder(LINKS["api", "prompt"])(encode(prompt))
 
 
-async def test_link_keeps_order_between_sockets() -> None:
+async def test_link_keeps_order_and_queues_before_the_consumer_is_there() -> None:
     context: zmq.Context[Any] = zmq.Context()
-    union = LINKS["api", "prompt"]
-    sender = Link(context, "inproc://test-order", union, bind=True)
-    receiver = Link(context, "inproc://test-order", union, bind=False)
     mailbox = Mailbox(4)
+    sender = Outgoing(context, "inproc://test-order")
+    for number in range(100):
+        await sender.send(Credit(request="a", frames=number))
+    receiver = Incoming(context, "inproc://test-order", LINKS["api", "prompt"])
     got: list[int] = []
     with anyio.fail_after(10), mailbox.sender() as into:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(receiver.pump, into)
-            for number in range(200):
+            for number in range(100, 200):
                 await sender.send(Credit(request="a", frames=number))
             while len(got) < 200:
                 message = await mailbox.inbox.receive()
@@ -79,8 +80,25 @@ async def test_link_keeps_order_between_sockets() -> None:
                 got.append(message.frames)
             tasks.cancel_scope.cancel()
     assert got == list(range(200))
-    for link in (sender, receiver):
-        link.close()
+    sender.close()
+    mailbox.close()
+    context.term()
+
+
+async def test_a_reopened_link_goes_on_elsewhere() -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    mailbox = Mailbox(4)
+    sender = Outgoing(context, "inproc://test-old")
+    await sender.send(Credit(request="lost", frames=1))
+    sender.reopen("inproc://test-new")
+    receiver = Incoming(context, "inproc://test-new", LINKS["api", "prompt"])
+    await sender.send(Credit(request="kept", frames=2))
+    with anyio.fail_after(10), mailbox.sender() as into:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(receiver.pump, into)
+            assert (await mailbox.inbox.receive()).request == "kept"
+            tasks.cancel_scope.cancel()
+    sender.close()
     mailbox.close()
     context.term()
 
