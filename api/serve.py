@@ -54,12 +54,13 @@ async def serve(
 async def serve_running(
     running: Running, bound: socket.socket, stop: anyio.Event, *, listening: Callable[[str], None]
 ) -> None:
-    """Serve what runs already on a bound socket, until `stop`; then finish or end what is open, and return."""
+    """Serve what runs already until `stop`, then finish or end what is open. Takes the bound socket over."""
     settings = running.layout.api
     app = create_app(running)
     edge: Edge = app.extensions["vivavoce"]
+    url = address(bound)
     config = Config()
-    config.bind = [f"fd://{bound.fileno()}"]
+    config.bind = [f"fd://{bound.detach()}"]  # Hypercorn closes it
     config.keep_alive_timeout = settings.idle_timeout_s
     config.graceful_timeout = 1.0
     config.include_server_header = False
@@ -73,7 +74,7 @@ async def serve_running(
         scope.deadline = anyio.current_time() + CLOSING_S
 
     with anyio.CancelScope() as scope:
-        listening(address(bound))
+        listening(url)
         await hypercorn_serve(cast(Any, app), config, shutdown_trigger=stopped)
 
 

@@ -1,0 +1,183 @@
+"""What `POST /v1/audio/speech` answers to good requests."""
+
+import base64
+import io
+import json
+import wave
+from collections.abc import Callable
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import openai
+import pytest
+
+SPEECH = "/v1/audio/speech"
+TEXT = {"model": "embedded", "voice": "ryan", "input": "Hi.", "seed": 7}
+LABELS = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+}
+
+
+def samples(data: bytes, name: str) -> np.ndarray:
+    """Decoded, as float."""
+    if name == "pcm":
+        return np.frombuffer(data, "<i2") / 32768
+    with av.open(io.BytesIO(data), "r") as file:
+        return np.concatenate([f.to_ndarray().ravel().astype(float) for f in file.decode(audio=0)])
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+
+async def test_bare_request_streams_mp3(connect: Callable[[], Any]) -> None:
+    async with connect() as connection:
+        await connection.ask("POST", SPEECH, b'{"input": "Hi there.", "model": "tts-1", "voice": "alloy"}')
+        reply = await connection.reply()
+    assert reply.status == 200
+    assert reply.complete
+    assert reply.headers["transfer-encoding"] == "chunked"
+    assert "content-length" not in reply.headers
+    assert reply.headers["content-type"] == "audio/mpeg"
+    assert len(reply.chunks) > 3
+    assert reply.body[:2] == b"\xff\xf3"
+    assert {"x-request-id", "x-seed", "server-timing"} <= set(reply.headers)
+    assert reply.headers["x-accel-buffering"] == "no"
+    audio_format = ("x-sample-rate", "x-channels", "x-bit-depth")
+    assert tuple(reply.headers[name] for name in audio_format) == ("24000", "1", "16")
+
+
+@pytest.mark.parametrize("name", LABELS)
+async def test_streamed_whole_and_events_are_the_same_audio(http: httpx.AsyncClient, name: str) -> None:
+    """O05 over HTTP, for every format."""
+    body = {**TEXT, "response_format": name}
+    streamed = await http.post(SPEECH, json=body)
+    whole = await http.post(SPEECH, json={**body, "stream": False})
+    sent = await http.post(SPEECH, json={**body, "stream_format": "sse"})
+    assert streamed.headers["content-type"] == whole.headers["content-type"] == LABELS[name]
+    assert int(whole.headers["content-length"]) == len(whole.content)
+    assert whole.headers["x-finish-reason"] == "stop"
+    assert sent.headers["content-type"].startswith("text/event-stream")
+    *deltas, done = events(sent.text)
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"}
+    assert done["type"] == "speech.audio.done"
+    assert b"".join(base64.b64decode(event["audio"]) for event in deltas) == streamed.content
+    assert np.array_equal(samples(streamed.content, name), samples(whole.content, name))
+    frames = done["usage"]["output_tokens"]
+    assert done["finish_reason"] == "stop"
+    assert done["usage"]["total_tokens"] == done["usage"]["input_tokens"] + frames
+    assert done["seed"] == 7
+    assert done["timing"]["frames"] == frames == int(whole.headers["x-frames"])
+    if name == "pcm":
+        assert len(streamed.content) == frames * 3840
+
+
+async def test_wav_and_pcm_are_true_to_the_byte(connect: Callable[[], Any], http: httpx.AsyncClient) -> None:
+    """O04: exact sizes in the whole, all ones in the stream, whole samples in every chunk."""
+    whole = (await http.post(SPEECH, json={**TEXT, "response_format": "wav", "stream": False})).content
+    assert int.from_bytes(whole[4:8], "little") == len(whole) - 8
+    assert int.from_bytes(whole[40:44], "little") == len(whole) - 44
+    async with connect() as connection:
+        await connection.speak(**TEXT, response_format="wav")
+        streamed = await connection.reply()
+        await connection.speak(**TEXT, response_format="pcm")
+        pcm = await connection.reply()
+    assert streamed.chunks[0][:44] == streamed.body[:44]
+    assert streamed.body.count(b"RIFF") == 1
+    assert streamed.body[4:8] == streamed.body[40:44] == b"\xff\xff\xff\xff"
+    with wave.open(io.BytesIO(streamed.body)) as file:
+        assert file.readframes(10**7) == whole[44:]
+    assert all(len(chunk) % 2 == 0 for chunk in pcm.chunks)
+    assert pcm.body == whole[44:]
+    assert len(pcm.chunks[0]) == 3840
+
+
+async def test_same_seed_same_bytes(http: httpx.AsyncClient) -> None:
+    """O11; and a seed that the server chose gives the same again."""
+    body = {"model": "embedded", "voice": "vivian", "input": "One two.", "response_format": "pcm"}
+    first = await http.post(SPEECH, json=body)
+    again = await http.post(SPEECH, json={**body, "seed": int(first.headers["x-seed"])})
+    other = await http.post(SPEECH, json={**body, "seed": int(first.headers["x-seed"]) + 1})
+    largest = await http.post(SPEECH, json={**body, "seed": 2**63 - 1})
+    assert first.content == again.content
+    assert first.content != other.content
+    assert largest.headers["x-seed"] == str(2**63 - 1)
+
+
+async def test_speed_and_rate_are_heeded(http: httpx.AsyncClient) -> None:
+    """O12."""
+    body = {**TEXT, "response_format": "pcm", "stream": False}
+    plain = await http.post(SPEECH, json=body)
+    fast = await http.post(SPEECH, json={**body, "speed": 2.0})
+    slow = await http.post(SPEECH, json={**body, "speed": 0.5})
+    low = await http.post(SPEECH, json={**body, "sample_rate": 8000})
+    assert len(fast.content) / len(plain.content) == pytest.approx(0.5, abs=0.06)
+    assert len(slow.content) / len(plain.content) == pytest.approx(2.0, abs=0.2)
+    assert len(low.content) / len(plain.content) == pytest.approx(1 / 3, abs=0.01)
+    assert low.headers["x-sample-rate"] == "8000"
+
+
+async def test_length_is_told(http: httpx.AsyncClient) -> None:
+    """O03: a request that is cut off says so."""
+    body = {**TEXT, "input": "A much longer sentence that cannot end so soon.", "response_format": "pcm"}
+    whole = await http.post(SPEECH, json={**body, "stream": False, "max_new_tokens": 5})
+    sent = await http.post(SPEECH, json={**body, "stream_format": "sse", "max_tokens": 5})
+    assert whole.headers["x-finish-reason"] == "length"
+    assert len(whole.content) == 5 * 3840
+    assert events(sent.text)[-1]["finish_reason"] == "length"
+
+
+async def test_tiny_texts_end_or_say_that_they_were_cut(http: httpx.AsyncClient) -> None:
+    """O03 (a)."""
+    for text in ("1次", "好", "No."):
+        body = {**TEXT, "input": text, "response_format": "pcm", "stream": False}
+        reply = await http.post(SPEECH, json=body)
+        assert len(reply.content) / 48_000 < 4 or reply.headers["x-finish-reason"] == "length"
+
+
+async def test_sdk_streams(sdk: openai.AsyncOpenAI) -> None:
+    async with sdk.audio.speech.with_streaming_response.create(
+        model="gpt-4o-mini-tts", voice="nova", input="Hi there.", response_format="opus", instructions="Calm."
+    ) as reply:
+        pieces = [piece async for piece in reply.iter_bytes()]
+    assert len(samples(b"".join(pieces), "opus")) > 4800
+
+
+async def test_sdk_voice_forms(sdk: openai.AsyncOpenAI) -> None:
+    def ask(voice: Any) -> Any:
+        return sdk.audio.speech.create(
+            model="tts-1", voice=voice, input="Hi.", response_format="pcm", extra_body={"seed": 1}
+        )
+
+    plain, upper, by_id, preset = [
+        (await ask(v)).content for v in ("alloy", "Alloy", {"id": "ALLOY"}, "Vivian")
+    ]
+    assert plain == upper == by_id == preset
+
+
+async def test_unknown_fields_and_nulls_are_taken(http: httpx.AsyncClient) -> None:
+    body = {**TEXT, "backend": "x", "instructions": None, "speed": None, "seed": None, "stream": None}
+    assert (await http.post(SPEECH, json=body)).status_code == 200
+
+
+async def test_timing_is_plausible(http: httpx.AsyncClient) -> None:
+    sent = await http.post(SPEECH, json={**TEXT, "stream_format": "sse", "response_format": "pcm"})
+    timing = events(sent.text)[-1]["timing"]
+    assert 0 <= timing["queue_s"] < timing["ttfa_s"] <= timing["ttfa_audible_s"]
+    assert timing["audio_s"] == pytest.approx(timing["frames"] * 0.08)
+    assert timing["rtf"] > 0
+    assert timing["underrun_s"] >= 0
+
+
+async def test_request_id_is_honoured(http: httpx.AsyncClient) -> None:
+    named = await http.post(SPEECH, json=TEXT, headers={"X-Request-Id": "mine-1"})
+    unnamed = await http.get("/health")
+    assert named.headers["x-request-id"] == "mine-1"
+    assert unnamed.headers["x-request-id"].startswith("req-")
