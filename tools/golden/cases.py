@@ -35,8 +35,52 @@ DESIGNS: dict[str, Case] = {
     "no_description": Case(SENTENCE, None, "german", ""),
 }
 
-# Greedy generations, by checkpoint: one that runs into the limit, one that ends by itself, one in the other layout.
-GREEDY: dict[str, dict[str, Case]] = {}
+
+class Clone(NamedTuple):
+    """One clone request: `clip` names a beginning of the reference signal; no transcript means x-vector only."""
+
+    text: str
+    clip: str
+    ref_text: str | None
+    language: str | None = "English"
+    full_text: bool = False
+    greedy: bool = False
+
+
+REFERENCE = "What the reference says."
+CLONES: dict[str, Clone] = {
+    "icl_streaming": Clone("Hello, world!", "three", REFERENCE, greedy=True),
+    "icl_streaming_long_text": Clone(SENTENCE, "one", REFERENCE, "auto", greedy=True),
+    "icl_full": Clone(SENTENCE, "three", REFERENCE, full_text=True, greedy=True),
+    "icl_full_auto": Clone("Hello, world!", "odd", REFERENCE, None, full_text=True),
+    "icl_long": Clone("Hello, world!", "twelve", REFERENCE),
+    "x_vector": Clone(SENTENCE, "three", None, greedy=True),
+    "x_vector_full": Clone(SENTENCE, "three", None, "german", full_text=True),
+    "x_vector_auto": Clone("Hello, world!", "odd", None, "auto"),
+}
+
+# Greedy generations with their limit of frames: some end by themselves, some run into the limit.
+GREEDY: dict[str, dict[str, tuple[Case, int]]] = {
+    "custom": {
+        "stop": (Case("What a day!"), 60),
+        "stop_streaming": (Case(SENTENCE, full_text=False), 60),
+        "shortest": (Case("Rain fell all night."), 60),
+        "limit_streaming": (Case("The cat sat on the mat.", full_text=False), 60),
+        "instruct": (PROMPTS["instruct"], 30),
+        "dialect": (PROMPTS["dialect_auto"], 30),
+    },
+    "custom06": {
+        "stop": (Case(SENTENCE), 60),
+        "limit": (Case("Hello there."), 60),
+    },
+    "design": {
+        "full": (Case("What a day!", None, "english", "A calm old man with a rough voice."), 30),
+        "streaming": (DESIGNS["streaming"], 30),
+    },
+    "embedded": {
+        "stop": (Case("Hello there."), 60),
+    },
+}
 
 TEXTS = [
     "Hello, world!",

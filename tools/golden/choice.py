@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from cases import PROMPTS, SAMPLING
-from official import Qwen3TTSModel, replaced
+from official import Qwen3TTSModel
 from speech import request
 
 DEFAULTS: dict[str, Any] = {
@@ -27,7 +28,7 @@ def processors(owner: Any, call: Callable[[], Any]) -> Callable[[torch.Tensor, t
         found.append(original(*arguments, **named))
         return found[-1]
 
-    with replaced(owner, "_get_logits_processor", catch):
+    with patch.object(owner, "_get_logits_processor", catch):
         call()
     return found[0]
 

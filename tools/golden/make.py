@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import audio
 import choice
+import clone
 import numpy as np
 import official
 import speech
@@ -47,6 +48,10 @@ def vectors(name: str, checkpoint: Path, parts: list[str]) -> None:
         save(folder, "predictor", speech.predictor(tts, arrays["full.hidden"], arrays["codes"]))
     if spoken and "greedy" in parts:
         save(folder, "greedy", *speech.generations(tts, name))
+    if not spoken and "clone" in parts:
+        save(folder, "encoders", clone.encoders(tts))
+        save(folder, "prompts", *clone.prompts(tts))
+        save(folder, "greedy", clone.generations(tts))
     if "codec" in parts and name in ("custom", "custom06", "embedded"):
         save(folder, "codec", audio.codec(tts, seed=31))
     if "sampling" in parts and name == "custom":
@@ -58,7 +63,7 @@ def vectors(name: str, checkpoint: Path, parts: list[str]) -> None:
 def main() -> None:
     """The command."""
     everything = [*CHECKPOINTS, "embedded"]
-    parts = ["prompts", "talker", "greedy", "codec", "sampling", "text"]
+    parts = ["prompts", "talker", "greedy", "codec", "sampling", "text", "clone"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(everything)}")
     parser.add_argument("--weights", action="store_true", help="make the random weights anew")

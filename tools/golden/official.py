@@ -2,11 +2,12 @@
 
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers  # looks for torchaudio when imported, so it comes before the stand-ins
@@ -30,9 +31,13 @@ from qwen_tts.core.models.modeling_qwen3_tts import mel_spectrogram  # noqa: E40
 from qwen_tts.core.tokenizer_12hz import configuration_qwen3_tts_tokenizer_v2 as codec_configuration  # noqa: E402
 from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Model  # noqa: E402
 from tiny import codec  # noqa: E402
+from transformers.masking_utils import create_sliding_window_causal_mask  # noqa: E402
+from transformers.models.mimi import modeling_mimi  # noqa: E402
 
+MimiEuclideanCodebook = modeling_mimi.MimiEuclideanCodebook
 Qwen3TTSTokenizerV2Config = codec_configuration.Qwen3TTSTokenizerV2Config
 __all__ = [
+    "MimiEuclideanCodebook",
     "Qwen3TTSConfig",
     "Qwen3TTSForConditionalGeneration",
     "Qwen3TTSModel",
@@ -40,7 +45,7 @@ __all__ = [
     "Qwen3TTSTokenizerV2Model",
     "load",
     "mel_spectrogram",
-    "replaced",
+    "windowed_encoder",
     "without_talker",
 ]
 
@@ -80,16 +85,11 @@ def without_talker(tts: Qwen3TTSModel, call: Callable[[], Any]) -> dict[str, Any
         seen.update(arguments)
         raise _EnoughError
 
-    with replaced(tts.model.talker, "generate", catch), suppress(_EnoughError):
+    with patch.object(tts.model.talker, "generate", catch), suppress(_EnoughError):
         call()
     return seen
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Shadows a method on this one instance for a while."""
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
+def windowed_encoder() -> AbstractContextManager[Any]:
+    """Gives the codec encoder's attention the window of its config, which transformers 4.57.3 leaves out."""
+    return patch.object(modeling_mimi, "create_causal_mask", create_sliding_window_causal_mask)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from cases import DESIGNS, GREEDY, PROMPTS, Case
-from official import Qwen3TTSModel, replaced, without_talker
+from official import Qwen3TTSModel, without_talker
 
 Arrays = dict[str, np.ndarray]
 STEPS = 40
@@ -63,7 +64,7 @@ def forced(tts: Qwen3TTSModel, case: Case, codes: torch.Tensor) -> tuple[torch.T
         lambda _m, _a, out: rows.append(out.last_hidden_state[0, -1].clone())
     )
     inputs = ("inputs_embeds", "attention_mask", "trailing_text_hidden", "tts_pad_embed")
-    with torch.no_grad(), replaced(talker.code_predictor, "generate", other_codes):
+    with torch.no_grad(), patch.object(talker.code_predictor, "generate", other_codes):
         result = talker.generate(
             **{key: seen[key] for key in inputs},
             max_new_tokens=len(codes) + 1,
@@ -128,8 +129,8 @@ def predictor(tts: Qwen3TTSModel, hidden: np.ndarray, codes: np.ndarray) -> Arra
     }
 
 
-def greedy(tts: Qwen3TTSModel, case: Case, frames: int) -> Arrays:
-    """The official greedy generation with its penalties and limits, and the audio of its codes."""
+def recorded(tts: Qwen3TTSModel, call: Callable[..., Any], frames: int) -> Arrays:
+    """Runs `call` greedily with the official penalties and limits: codes [T, 16], audio, and the least margin."""
     talker, seen = tts.model.talker, {}
     margins: list[float] = []
     original, original_predictor, original_all = (
@@ -155,19 +156,20 @@ def greedy(tts: Qwen3TTSModel, case: Case, frames: int) -> Arrays:
     # The last token that the official loop samples never becomes a frame: n frames need n + 1 tokens.
     settings = {"do_sample": False, "subtalker_dosample": False, "max_new_tokens": frames + 1}
     with (
-        replaced(talker, "generate", with_scores),
-        replaced(talker.code_predictor, "generate", with_logits),
-        replaced(tts.model, "generate", remembered),
+        patch.object(talker, "generate", with_scores),
+        patch.object(talker.code_predictor, "generate", with_logits),
+        patch.object(tts.model, "generate", remembered),
     ):
-        (pcm,), _rate = request(tts, case, **settings)()
+        (pcm,), _rate = call(**settings)
     codes = seen["codes"][0].numpy().astype(np.int16)
     return {"codes": codes, "pcm_every_7": pcm[::7], "margin": np.float32(min(margins))}
 
 
-def generations(tts: Qwen3TTSModel, name: str, frames: int = 60) -> tuple[Arrays, dict[str, Any]]:
+def generations(tts: Qwen3TTSModel, name: str) -> tuple[Arrays, dict[str, Any]]:
     """Greedy generations of the cases chosen for this checkpoint."""
     arrays: Arrays = {}
-    for key, case in GREEDY[name].items():
-        arrays |= {f"{key}.{part}": value for part, value in greedy(tts, case, frames).items()}
-    cases = {key: case._asdict() | {"max_frames": frames} for key, case in GREEDY[name].items()}
-    return arrays, cases
+    for key, (case, frames) in GREEDY[name].items():
+        found = recorded(tts, lambda **settings: request(tts, case, **settings)(), frames)  # noqa: B023
+        arrays |= {f"{key}.{part}": value for part, value in found.items()}
+    about = {key: case._asdict() | {"max_frames": frames} for key, (case, frames) in GREEDY[name].items()}
+    return arrays, about
