@@ -28,11 +28,11 @@ class Ours:
 
     def __enter__(self) -> Self:
         start = time.perf_counter()
-        portal = self._stack.enter_context(start_blocking_portal())
-        self._portal = portal
-        self._running = self._stack.enter_context(
-            portal.wrap_async_context_manager(Running(_layout(self._plan)))
-        )
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal())
+            running = self._portal.wrap_async_context_manager(Running(_layout(self._plan)))
+            self._running = stack.enter_context(running)
+            self._stack = stack.pop_all()
         self._load_s = time.perf_counter() - start
         return self
 
@@ -119,7 +119,7 @@ def step_by_step(plan: Plan) -> Pieces:
     model.warm_up()
     talker, predictor, codec, codec_8 = Stopwatch(), Stopwatch(), Stopwatch(), Stopwatch(8)
     prompt = build(model, plan.text, voice=plan.voice, language=None, instructions=None)
-    state, code0, hidden = model.talker.start(prompt, model.sampling, SEED)
+    state, code0, hidden = model.talker.start(prompt.prefill, model.sampling, SEED)
     stream, stream_8, recent = model.codec.start(), model.codec.start(), list[mx.array]()
 
     def decode(codes: mx.array, past: Any) -> tuple[mx.array, Any]:

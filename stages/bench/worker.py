@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -50,8 +51,13 @@ def main() -> None:
             answer(side.about())
             for line in sys.stdin:
                 answer(_do(side, line.strip()))
-    except VivavoceError as error:
-        sys.exit(str(error))
+    except Exception as error:  # the process's boundary: its last line is what the comparison reports
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if not isinstance(cause, VivavoceError):
+            traceback.print_exception(error)
+        sys.exit(str(cause))
 
 
 def _do(side: Side, word: str) -> Answer:
