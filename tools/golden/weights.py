@@ -81,7 +81,7 @@ def fill(module: torch.nn.Module, seed: int) -> dict[str, torch.Tensor]:
             state[name] = torch.ones_like(old)
             continue
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        state[name] = torch.from_numpy(random_value(name, tuple(old.shape), rng))
+        state[name] = torch.from_numpy(random_value(name, tuple(old.shape), rng).astype(np.float32))
         if name.endswith("codec_head.weight"):
             state[name][2150] *= 1.5  # the end token: without this none would ever be chosen
     return state
