@@ -77,6 +77,12 @@ def _numbers(layout: Layout) -> Iterator[str]:
     for key, value in least.items():
         if value < 1:
             yield f"{key}: {value} is too small; allowed: 1 or more"
+    if layout.speech.lookahead_frames <= layout.speech.max_chunk_frames:
+        # A chunk is handed out when the frame after it has been begun: with less the two would wait for each other.
+        yield (
+            f"speech.lookahead_frames: {layout.speech.lookahead_frames} is too small; allowed: more than "
+            f"speech.max_chunk_frames ({layout.speech.max_chunk_frames})"
+        )
     if not 0 < layout.speech.chunk_rtf <= 1:
         yield f"speech.chunk_rtf: {layout.speech.chunk_rtf} is out of range; allowed: above 0, up to 1"
     if not 0 <= layout.api.port <= 65535:

@@ -66,7 +66,7 @@ class Speak(Message, frozen=True, kw_only=True):
     container_streamed: bool = True
     """Whether the container is written before its length is known."""
     lookahead: int = 64
-    """Frames that may be made before the first `Credit`."""
+    """Frames that may be made before the first `Credit`; more than the codec decoder takes at once."""
 
 
 class Text(Message, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ LINKS: dict[tuple[str, str], Any] = {
     ("api", "prompt"): ToPrompt,
     ("prompt", "talker"): Speak | Prompt | Rows | Credit | Ending,
     ("talker", "code_predictor"): Speak | Hidden | Hold | Ending,
-    ("code_predictor", "talker"): Feedback | Ending,
+    ("code_predictor", "talker"): Feedback,
     ("code_predictor", "codec_decoder"): Speak | Codes | Hold | Ending,
     ("codec_decoder", "encoder"): Speak | Pcm | Ending,
     ("encoder", "api"): Speak | Audio | Ending,

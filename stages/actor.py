@@ -56,6 +56,9 @@ class Actor(Generic[R]):
             state = self.requests.pop(message.request, None)
             if state is not None:
                 await self.end(state, message, outbox)
+            elif message.reason == "error":
+                # The stage before could not even open the request: nobody else would tell the client.
+                await outbox.send(message)
         elif (state := self.requests.get(message.request)) is not None:
             await self.handle(state, message, outbox)
 
