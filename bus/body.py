@@ -3,15 +3,13 @@
 import importlib
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, Self
 
-import zmq
+import anyio
 
 from .channel import Stage
 from .control import Notice, Progress, Ready, Relink
 from .device_thread import DeviceThread
-from .layout import Layout
 from .loop import Station, Wiring
 
 
@@ -23,18 +21,18 @@ class Body:
 
     def __init__(
         self,
-        layout: Layout,
-        process: str,
-        folder: Path,
-        epochs: Mapping[str, int],
-        context: zmq.Context[Any],
+        station: Station,
         *,
         module: str = "vivavoce.stages.host",
         notify: Callable[[Notice], None],
     ) -> None:
-        self._here = Station(layout, process, "loop", context, folder, dict(epochs))
-        device = Station(layout, process, "device", context, folder, dict(epochs))
-        self._device = DeviceThread(device, module) if device.stages else None
+        """:param station: the process's event loop."""
+        self._stations = [station]
+        self._device: DeviceThread | None = None
+        device = station.beside("device")
+        if device.stages:
+            self._stations.append(device)
+            self._device = DeviceThread(device, module)
         self._module = module
         self._notify = notify
         self._stack = AsyncExitStack()
@@ -42,12 +40,13 @@ class Body:
         self.ready = Ready(backend="", models=())
 
     async def __aenter__(self) -> Self:
+        here = self._stations[0]
         async with AsyncExitStack() as stack:
-            self.wiring = await stack.enter_async_context(Wiring(self._here))
+            self.wiring = await stack.enter_async_context(Wiring(here))
             if self._device is not None:
                 stack.push_async_callback(self._device.stop)
                 self.ready = await self._device.start(self._notify)
-            self.stages = importlib.import_module(self._module).loop_stages(self._here.stages)
+            self.stages = importlib.import_module(self._module).loop_stages(here.stages)
             self.wiring.run(self.stages)
             self._stack = stack.pop_all()
         return self
@@ -65,9 +64,21 @@ class Body:
             name: len(stage.open_requests()) for name, stage in self.stages.items()
         } | self.progress.active()
 
+    @property
+    def deaths(self) -> int:
+        """How many deaths of processes all loops know of and have linked around."""
+        return min(station.deaths for station in self._stations)
+
+    @property
+    def tapped(self) -> int:
+        """Messages that were handed to taps."""
+        return sum(station.tally.tapped for station in self._stations)
+
     async def wait(self) -> None:
         """Until the device thread ends, which it does by itself only when it fails. Raises what ended it."""
-        if self._device is not None:
+        if self._device is None:
+            await anyio.sleep_forever()
+        else:
             await self._device.wait()
 
     def relink(self, command: Relink) -> None:

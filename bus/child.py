@@ -1,12 +1,16 @@
 """A stage process: `python -m vivavoce.bus.child`, started and watched by the supervisor.
 
-Its standard input carries one line (what to be) and then nothing: its end means that the parent is gone.
+Its standard input carries one line (what to be) and then nothing: its end means that the parent is gone. It exits
+with 0 when it is told to, 1 when it could not start or failed, and 3 when its parent is gone.
 """
 
 import faulthandler
+import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,13 @@ from . import wire
 from .body import Body
 from .control import Beat, Failed, Relink, Stop, ToProcess
 from .errors import VivavoceError
+from .keys import Keys, gate
 from .layout import Layout
+from .loop import Station
+from .run_folder import tidy
+
+PARENT_GONE = 3
+"""Exit code."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -29,33 +39,45 @@ class Task(msgspec.Struct, frozen=True):
 
     layout: Layout
     process: str
-    folder: str
+    folder: str | None
+    """Private folder for Unix sockets; None on another machine, which makes its own."""
     epochs: dict[str, int]
     control: str
     """Address of the supervisor's socket."""
     module: str
     beat_s: float
+    keys: Keys | None = None
+    taps: str | None = None
 
 
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # A service manager tells every process at once to end; only the parent knows what has to be finished first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(anyio.run(_live, task))
+    folder = Path(task.folder or tempfile.mkdtemp(prefix="vivavoce-"))
+    threading.Thread(target=_end_with_parent, args=[folder], daemon=True).start()
+    try:
+        sys.exit(anyio.run(_live, task, folder))
+    finally:
+        if task.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_with_parent() -> None:
-    """Exit at once when the parent is gone: nobody is left to answer to."""
+def _end_with_parent(folder: Path) -> None:
+    """Exit at once when the parent is gone: nobody is left to answer to, nor to tidy up."""
     while os.read(0, 1):
         pass
-    os._exit(3)
+    tidy(folder)
+    os._exit(PARENT_GONE)
 
 
-async def _live(task: Task) -> int:
+async def _live(task: Task, folder: Path) -> int:
     context: zmq.Context[Any] = zmq.Context()
-    control = wire.socket(context, task.control, bind=False)
+    control = wire.control_socket(context, task.control, bind=False, keys=task.keys)
     try:
-        await _serve(task, context, control)
+        await _serve(task, folder, context, control)
         return 0
     except (VivavoceError, ExceptionGroup) as error:
         cause = _innermost(error)
@@ -68,18 +90,22 @@ async def _live(task: Task) -> int:
         context.term()
 
 
-async def _serve(task: Task, context: zmq.Context[Any], control: zmq.asyncio.Socket) -> None:
+async def _serve(task: Task, folder: Path, context: zmq.Context[Any], control: zmq.asyncio.Socket) -> None:
     def tell(notice: msgspec.Struct) -> None:
         control.send(wire.encode(notice))  # the connecting side can always queue
 
-    body = Body(
-        task.layout, task.process, Path(task.folder), task.epochs, context, module=task.module, notify=tell
-    )
-    async with body, anyio.create_task_group() as tasks:
+    station = Station(task.layout, task.process, "loop", context, folder, task.epochs, task.keys, task.taps)
+    body = Body(station, module=task.module, notify=tell)
+    async with (
+        gate(context, task.keys),
+        body,
+        anyio.create_task_group() as tasks,
+    ):
         tell(body.ready)
         tasks.start_soon(_beat, control, body, task.beat_s)
         tasks.start_soon(_obey, control, body, tasks.cancel_scope)
         await body.wait()
+        tasks.cancel_scope.cancel()
 
 
 async def _beat(control: zmq.asyncio.Socket, body: Body, every_s: float) -> None:
@@ -91,6 +117,8 @@ async def _beat(control: zmq.asyncio.Socket, body: Body, every_s: float) -> None
             busy_s=body.progress.busy_s,
             rss_bytes=process.memory_info().rss,
             active=body.active(),
+            deaths=body.deaths,
+            tapped=body.tapped,
         )
         await control.send(wire.encode(beat))
         await anyio.sleep(every_s)

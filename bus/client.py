@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -17,8 +18,10 @@ from .messages import Audio, Close, Credit, Ending, Failure, Message, Speak, Tex
 class Client:
     """The stage `api`: one for each API loop."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, ended: Callable[[Ending], None] = lambda _: None) -> None:
+        """:param ended: is told how each request ended."""
         self._outbox = outbox
+        self._ended = ended
         self._requests: dict[str, SpeechRequest] = {}
         # Never more than the open requests: each is closed once.
         self._closing, self._closed = anyio.create_memory_object_stream[Close](math.inf)
@@ -49,9 +52,10 @@ class Client:
     def attach(self, name: str, request: "SpeechRequest") -> None:
         self._requests[name] = request
 
-    def detach(self, name: str) -> None:
+    def detach(self, name: str, ending: Ending) -> None:
         """Forget a request and have its stages told. Never waits, so no cancellation can come in between."""
         del self._requests[name]
+        self._ended(ending)
         with suppress(anyio.ClosedResourceError):  # this client has stopped, and every stage with it
             self._closing.send_nowait(Close(request=name))
 
@@ -105,9 +109,9 @@ class SpeechRequest:
         """End the request, finished or not, and wake its reader with `cancelled`. More calls do nothing."""
         if self._open:
             self._open = False
-            self._client.detach(self._speak.request)
             self._messages.clear()
             self.ending = self.ending or Ending(request=self._speak.request, reason="cancelled")
+            self._client.detach(self._speak.request, self.ending)
             self._arrival.set()
 
     def take(self, message: Audio | Ending) -> None:

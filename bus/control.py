@@ -41,7 +41,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The process cannot start; trying again would not help."""
+    """The process could not start."""
 
     why: str
 
@@ -54,6 +54,10 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     busy_s: float
     rss_bytes: int
     active: dict[str, int]
+    deaths: int = 0
+    """Of other processes, as far as every loop of this one has linked to their successors."""
+    tapped: int = 0
+    """Messages that were handed to taps."""
 
 
 class Relink(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -36,6 +36,7 @@ class DeviceThread:
         self._over: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._commands: MemoryObjectSendStream[Relink] | None = None
+        self._stopping = False
         self._thread = threading.Thread(target=self._main, name=f"device-{station.process}")
 
     async def start(self, notify: Callable[[Notice], None]) -> Ready:
@@ -57,12 +58,13 @@ class DeviceThread:
         await asyncio.shield(asyncio.wrap_future(self._over))
 
     def relink(self, command: Relink) -> None:
-        """Tell the stages that a neighbouring process has died."""
+        """Tell the stages that another process has died."""
         if self._loop is not None and self._commands is not None and not self._over.done():
             self._loop.call_soon_threadsafe(self._commands.send_nowait, command)
 
     async def stop(self) -> None:
-        """Ask the stages to end and wait for the thread; a step under way is finished first."""
+        """Ask the stages to end and wait for the thread; a step under way, also of loading, is finished first."""
+        self._stopping = True
         if self._loop is not None and self._commands is not None and not self._over.done():
             self._loop.call_soon_threadsafe(self._commands.close)
         if self._thread.is_alive():
@@ -88,6 +90,8 @@ class DeviceThread:
             await host(self._station, self.progress, self._take, commands)
 
     def _take(self, notice: Notice) -> None:
+        if self._stopping:
+            raise StartError("the process was stopped while it was loading")
         if isinstance(notice, Ready):
             self._ready.set_result(notice)
         else:

@@ -19,6 +19,11 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Stages on the process's own event loop."""
     device: tuple[str, ...] = ()
     """Stages on the device thread, where everything that touches MLX runs."""
+    python: tuple[str, ...] = ()
+    """Command that runs Python, by default the one that runs the server; `["ssh", "box", "/opt/vv/bin/python"]`
+    starts the process on another machine, where the same version is installed."""
+    control: str | None = None
+    """`tcp://HOST:PORT` of this machine, where a process on another one finds its supervisor."""
 
 
 class LinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,7 +32,9 @@ class LinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     source: str = msgspec.field(name="from")
     target: str = msgspec.field(name="to")
     capacity: int = 64
-    """Messages that the target's inbox holds before senders wait."""
+    """Messages that the target's inbox holds before senders in the same loop wait."""
+    address: str | None = None
+    """`tcp://HOST:PORT` on the target's machine, for a link between machines; needs `keys`."""
 
 
 class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,7 +95,7 @@ class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     wedged_s: float = 60.0
     """The longest that one step of its device may take."""
     start_timeout_s: float = 600.0
-    """How long it may load without a word."""
+    """How long it may be silent while it loads."""
     stacks_s: float = 0.5
     """Time to write its stacks before it is killed."""
     grace_s: float = 5.0
@@ -97,9 +104,9 @@ class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Wait before the first restart in a row; it doubles each time."""
     backoff_max_s: float = 30.0
     stable_s: float = 60.0
-    """A life this long is not counted as a failure in a row."""
+    """A process that has served this long begins a new row of restarts when it ends."""
     max_restarts: int = 5
-    """Failures in a row after which a process is given up."""
+    """Restarts in a row after which a process is given up."""
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,15 +115,27 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     wired_limit_bytes: int | None = None
 
 
+class Taps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    enabled: bool = True
+    """Whether outside programs of the same user may listen; without a listener it costs nothing."""
+    address: str | None = None
+    """`tcp://HOST:PORT` to be listened at from other machines as well; needs `keys`."""
+    backlog: int = 1000
+    """Messages kept for a listener that does not read; what comes after is lost to it."""
+
+
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     description: str = ""
+    keys: str | None = None
+    """File of keys for all that goes over TCP, made with `vivavoce keys`."""
     process: tuple[Process, ...]
     link: tuple[LinkSettings, ...] = ()
     api: Api = Api()
     speech: Speech = Speech()
     device: Device = Device()
     supervision: Supervision = Supervision()
+    taps: Taps = Taps()
 
     def place(self, stage: str) -> tuple[str, str] | None:
         """(process, "loop" or "device") of a stage, None where the layout does not run it."""
@@ -143,10 +162,12 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if source in present and target in present
         )
 
-    def transport(self, link: LinkSettings) -> Literal["memory", "inproc", "ipc"]:
+    def transport(self, link: LinkSettings) -> Literal["memory", "inproc", "ipc", "tcp"]:
         source, target = self.place(link.source), self.place(link.target)
         if source == target:
             return "memory"
+        if link.address is not None:
+            return "tcp"
         return "inproc" if source and target and source[0] == target[0] else "ipc"
 
 
@@ -196,6 +217,7 @@ def _explain(error: str) -> str:
         "speech": Speech,
         "device": Device,
         "supervision": Supervision,
+        "taps": Taps,
     }
     fields = msgspec.structs.fields(kinds.get(part, Layout))
     return f"{error}; allowed: {', '.join(field.encode_name for field in fields)}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,13 @@ import zmq
 from anyio.abc import TaskGroup
 
 from .channel import Inbox, Mailbox, Outbox, Sender, Stage
+from .keys import Keys
 from .layout import Layout, LinkSettings
 from .messages import LINKS, Ending, Failure, Message
-from .wire import Incoming, Outgoing, kinds
+from .tap import Publisher, Tally
+from .wire import Incoming, Outgoing, kinds, tag
+
+EDGES = tuple(LINKS)
 
 
 @dataclass(frozen=True)
@@ -28,18 +32,44 @@ class Station:
     """Private folder for Unix sockets."""
     epochs: dict[str, int] = field(default_factory=dict[str, int])
     """Incarnation of each process; every link's address names those of both its ends."""
+    keys: Keys | None = field(default=None, repr=False)
+    """For links over TCP."""
+    taps: str | None = None
+    """Address that what flows here is published to."""
+    tally: Tally = field(default_factory=Tally)
+
+    def beside(self, kind: str) -> "Station":
+        """The other loop of the same process."""
+        return replace(self, kind=kind, epochs=dict(self.epochs), tally=Tally())
 
     @property
     def stages(self) -> tuple[str, ...]:
         process = self.layout.find(self.process)
         return process.device if self.kind == "device" else process.loop
 
+    @property
+    def deaths(self) -> int:
+        """How many deaths of processes this loop knows of and has linked around."""
+        return sum(self.epochs.values())
+
     def address(self, link: LinkSettings) -> str:
-        epochs = [str(self.epochs.get(self.home(stage), 0)) for stage in (link.source, link.target)]
-        name = "-".join((link.source, link.target, *epochs))
-        if self.layout.transport(link) == "inproc":
-            return f"inproc://{self.folder.name}/{name}"
-        return f"ipc://{self.folder}/{name}"
+        transport = self.layout.transport(link)
+        if transport == "tcp":
+            assert link.address is not None
+            return link.address
+        # A number, since the path of a Unix socket may have about 100 bytes only.
+        name = "-".join(str(part) for part in (EDGES.index((link.source, link.target)), *self._ends(link)))
+        return (
+            f"inproc://{self.folder.name}/{name}" if transport == "inproc" else f"ipc://{self.folder}/{name}"
+        )
+
+    def tag(self, link: LinkSettings) -> bytes:
+        """What messages begin with where the address does not tell incarnations apart."""
+        return tag(*self._ends(link)) if self.layout.transport(link) == "tcp" else b""
+
+    def _ends(self, link: LinkSettings) -> tuple[int, int]:
+        """Incarnations of the processes at both ends."""
+        return self.epochs.get(self.home(link.source), 0), self.epochs.get(self.home(link.target), 0)
 
     def home(self, stage: str) -> str:
         """The process that runs a stage."""
@@ -58,8 +88,10 @@ class Wiring:
         self._mailboxes: dict[str, Mailbox] = {}
         self._senders: dict[str, list[tuple[Sender, frozenset[type[Message]]]]] = {}
         self._outgoing: dict[tuple[str, str], Outgoing] = {}
-        self._pumps: dict[tuple[str, str], anyio.CancelScope] = {}
+        self._incoming: dict[tuple[str, str], tuple[Incoming, anyio.CancelScope]] = {}
         self._stages: Mapping[str, Stage] = {}
+        self.ended: Callable[[Ending], None] = lambda _: None
+        """To be told the one ending of each request, for taps."""
 
     async def __aenter__(self) -> "Wiring":
         station, links = self._station, self._station.layout.links()
@@ -74,13 +106,17 @@ class Wiring:
             if link.target in self._mailboxes:
                 sender = self._stack.enter_context(self._mailboxes[link.target].sender())
             else:
-                sender = Outgoing(station.context, station.address(link))
+                sender = Outgoing(station.context, station.address(link), station.keys, station.tag(link))
                 self._stack.callback(sender.close)
                 self._outgoing[link.source, link.target] = sender
             self._senders[link.source].append((sender, kinds(LINKS[link.source, link.target])))
         self._tasks: TaskGroup = await anyio.create_task_group().__aenter__()
-        for link in self._incoming():
+        for link in self._links_in():
             self._listen(link)
+        if station.taps is not None and self._watch is None:
+            publisher = Publisher(station.context, station.taps, station.layout.taps.backlog, station.tally)
+            self._watch, self.ended = publisher.watch, publisher.ended
+            self._tasks.start_soon(publisher.listen)
         return self
 
     async def __aexit__(self, *error: Any) -> bool | None:
@@ -90,7 +126,7 @@ class Wiring:
         finally:
             self._stack.close()
 
-    def _incoming(self) -> list[LinkSettings]:
+    def _links_in(self) -> list[LinkSettings]:
         here = self._mailboxes
         return [
             link for link in self._station.layout.links() if link.target in here and link.source not in here
@@ -98,11 +134,19 @@ class Wiring:
 
     def _listen(self, link: LinkSettings) -> None:
         """Bind a link's address and take what arrives there, instead of at the address before."""
-        edge = (link.source, link.target)
-        if edge in self._pumps:
-            self._pumps.pop(edge).cancel()
-        incoming = Incoming(self._station.context, self._station.address(link), LINKS[edge])
-        scope = self._pumps[edge] = anyio.CancelScope()
+        station, edge = self._station, (link.source, link.target)
+        if edge in self._incoming:
+            incoming, scope = self._incoming.pop(edge)
+            if tag := station.tag(link):
+                incoming.tag = tag  # the address stays, and what the dead left in it is told by its tag
+                self._incoming[edge] = incoming, scope
+                return
+            scope.cancel()
+        incoming = Incoming(
+            station.context, station.address(link), LINKS[edge], station.keys, station.tag(link)
+        )
+        scope = anyio.CancelScope()
+        self._incoming[edge] = incoming, scope
         self._tasks.start_soon(self._pump, incoming, link.target, scope)
 
     async def _pump(self, incoming: Incoming, target: str, scope: anyio.CancelScope) -> None:
@@ -124,13 +168,14 @@ class Wiring:
 
     def relink(self, process: str, epoch: int, failure: Failure) -> None:
         """Another process has died and comes back as `epoch`: end what it fed, and link to its successor."""
-        self._station.epochs[process] = epoch
-        for link in self._station.layout.links():
+        station = self._station
+        station.epochs[process] = epoch
+        for link in station.layout.links():
             edge = (link.source, link.target)
-            if edge in self._outgoing and self._station.home(link.target) == process:
-                self._outgoing[edge].reopen(self._station.address(link))
-        for link in self._incoming():
-            if self._station.home(link.source) == process:
+            if edge in self._outgoing and station.home(link.target) == process:
+                self._outgoing[edge].reopen(station.address(link), station.tag(link))
+        for link in self._links_in():
+            if station.home(link.source) == process:
                 self._listen(link)
                 if link.target in self._stages:
                     self._tasks.start_soon(self._fail, link.target, failure)

@@ -1,8 +1,6 @@
 """A layout, running: its processes, and the client that the API talks through."""
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -18,9 +16,18 @@ from .body import Body
 from .client import Client
 from .control import Beat, ModelInfo, Notice, Ready, Relink
 from .errors import StartError
+from .keys import Keys, gate
+from .keys import read as read_keys
 from .layout import Layout
+from .listener import SOCKET
+from .loop import Station
 from .messages import Failure
+from .run_folder import run_folder
 from .supervisor import Supervisor
+from .tap import Exchange
+
+GIVEN_UP_S = 60
+"""When to ask again after what only a person can mend."""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -39,6 +46,15 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """How long the device step under way has taken; 0 when idle."""
     active: dict[str, int]
     """Open requests in each stage."""
+    tapped: int
+    """Messages that were handed to taps."""
+
+
+class Outage(msgspec.Struct, frozen=True):
+    """Why a family cannot be served now, and when to ask again."""
+
+    reason: str
+    retry_after_s: int
 
 
 class Running:
@@ -67,7 +83,13 @@ class Running:
         self._supervisors: list[Supervisor] = []
         self._epochs = {process.name: 0 for process in layout.process}
         self._failure: str | None = None
+        self._body: Body | None = None
+        self._up = False
+        self._early = ""
+        """Which process ended before all of them served."""
         self._stack = AsyncExitStack()
+        self.tap: str | None = None
+        """Address where outside programs of this user can listen."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -79,10 +101,12 @@ class Running:
         await self._stack.__aexit__(*error)
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="vivavoce-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = stack.enter_context(run_folder())
+        keys = read_keys(self.layout.keys) if self.layout.keys is not None else None
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.term)
+        await stack.enter_async_context(gate(context, keys))
+        taps = self._open_taps(context, folder, keys)
         lives = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(lives.cancel_scope.cancel)
         for process in self.layout.process:
@@ -95,27 +119,61 @@ class Running:
                     module=self._module,
                     notify=self._notify,
                     died=self._died,
+                    keys=keys,
+                    taps=taps,
                 )
                 self._supervisors.append(supervisor)
                 lives.start_soon(supervisor.run, self._epochs)
         stack.push_async_callback(self._stop_processes)
-        self._body = Body(
-            self.layout, self.process, folder, self._epochs, context, module=self._module, notify=self._notify
-        )
-        await stack.enter_async_context(self._body)
-        self.client = Client(self._body.wiring.outbox("api"))
+        station = Station(self.layout, self.process, "loop", context, folder, dict(self._epochs), keys, taps)
+        body = Body(station, module=self._module, notify=self._notify)
+        await stack.enter_async_context(body)
+        self.client = Client(body.wiring.outbox("api"), body.wiring.ended)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
-        tasks.start_soon(self.client.run, self._body.wiring.inbox("api"))
+        tasks.start_soon(self.client.run, body.wiring.inbox("api"))
+        self._body = body
         tasks.start_soon(self._watch)
-        for supervisor in self._supervisors:
+        await self._all_ready()
+        if self._early:
+            raise StartError(self._early)
+        self._up = True
+        self._take([body.ready, *(supervisor.said for supervisor in self._supervisors)])
+
+    def _open_taps(self, context: zmq.Context[Any], folder: Path, keys: Keys | None) -> str | None:
+        """Where stages publish to, None where nobody may listen."""
+        settings = self.layout.taps
+        if not settings.enabled:
+            return None
+        source, self.tap = f"ipc://{folder}/taps", f"ipc://{folder}/{SOCKET}"
+        Exchange(context, source, self.tap, settings.backlog)
+        if settings.address is not None:
+            try:
+                Exchange(context, self.tap, settings.address, settings.backlog, keys)
+            except zmq.ZMQError as error:
+                raise StartError(
+                    f"taps.address {settings.address}: {error.strerror}; choose another"
+                ) from None
+        return source
+
+    async def _all_ready(self) -> None:
+        """Raises StartError as soon as one process cannot start."""
+
+        async def one(supervisor: Supervisor) -> None:
             await supervisor.ready.wait()
-            if supervisor.state != "ready":
-                raise StartError(f"process {supervisor.name} could not start: {supervisor.why}")
-        self._take([self._body.ready, *(supervisor.said for supervisor in self._supervisors)])
+            if supervisor.state == "failed":
+                failed.append(supervisor)
+                tasks.cancel_scope.cancel()
+
+        failed: list[Supervisor] = []
+        async with anyio.create_task_group() as tasks:
+            for supervisor in self._supervisors:
+                tasks.start_soon(one, supervisor)
+        for supervisor in failed:
+            raise StartError(f"process {supervisor.name} could not start: {supervisor.why}")
 
     async def _stop_processes(self) -> None:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(self.layout.supervision.grace_s):
+        with anyio.CancelScope(shield=True):
             for supervisor in self._supervisors:
                 supervisor.stop()
             for supervisor in self._supervisors:
@@ -127,33 +185,58 @@ class Running:
         self.backend = ", ".join(dict.fromkeys(said.backend for said in ready if said.backend))
 
     async def _watch(self) -> None:
+        assert self._body is not None
         try:
             await self._body.wait()
         except Exception as error:  # whatever ended the device thread is the reason that requests are given
-            self._failure = f"the device thread ended: {error}"
+            self._failure = f"the device thread ended, restart the server: {error}"
             self.client.fail_all(Failure(status=503, code="stage_down", message=self._failure))
 
     def _died(self, dead: Supervisor, why: str) -> None:
         """A process has ended unasked: end the requests it had a part in, and link the others to its successor."""
+        if not self._up:
+            self._early = f"the process {dead.name} ended: {why}"
+            return
+        assert self._body is not None
         failure = Failure(status=503, code="stage_down", message=f"the process {dead.name} ended: {why}")
         self._epochs[dead.name] = dead.epoch
+        self.client.fail_all(failure)
         command = Relink(dead.name, dead.epoch, failure)
         self._body.relink(command)
         for supervisor in self._supervisors:
             if supervisor is not dead:
                 supervisor.tell(command)
-        self.client.fail_all(failure)
 
     @property
     def failed(self) -> str | None:
+        """Why not everything can be served now, None when it can."""
+        outage = self.outage()
+        return outage.reason if outage is not None else None
+
+    def outage(self) -> Outage | None:
         """Why speech cannot be served now, None when it can."""
         if self._failure is not None:
-            return self._failure
-        down = (s for s in self._supervisors if s.state != "ready")
-        return next((f"process {s.name} is {s.state}: {s.why}" for s in down), None)
+            return Outage(self._failure, GIVEN_UP_S)
+        assert self._body is not None
+        busy_s = self._body.progress.busy_s
+        if busy_s > self.layout.supervision.wedged_s:
+            return Outage(f"the device has stood still for {busy_s:.0f} s: restart the server", GIVEN_UP_S)
+        deaths = sum(self._epochs.values())
+        for supervisor in self._supervisors:
+            if supervisor.state == "failed":
+                why = f"the process {supervisor.name} is given up, it ended too often: {supervisor.why}"
+                return Outage(why, GIVEN_UP_S)
+            # A process that has not linked to the successor of another would send what it gets to the dead one.
+            if supervisor.state != "ready" or supervisor.beat.deaths < deaths:
+                why = f"the process {supervisor.name} is {supervisor.state}: {supervisor.why}"
+                return Outage(why, supervisor.retry_after_s)
+        if self._body.deaths < deaths:
+            return Outage("a process has just been started again", 1)
+        return None
 
     def processes(self) -> list[ProcessStatus]:
         """State of every process, without waiting for any of them."""
+        assert self._body is not None
         own = self._body.progress
         beat = Beat(
             device_steps=own.steps,
@@ -161,6 +244,7 @@ class Running:
             busy_s=own.busy_s,
             rss_bytes=psutil.Process().memory_info().rss,
             active={"api": self.client.active(), **self._body.active()},
+            tapped=self._body.tapped,
         )
         state = "failed" if self._failure else "ready"
         return [
@@ -182,4 +266,5 @@ def _status(layout: Layout, name: str, pid: int, state: str, restarts: int, beat
         last_progress_s=beat.last_progress_s,
         busy_s=beat.busy_s,
         active=beat.active,
+        tapped=beat.tapped,
     )

@@ -1,11 +1,13 @@
 """Channels between event loops: one ZeroMQ DEALER–DEALER pair a link, msgpack inside.
 
-The consumer binds and the producer connects, to an address that is new with every incarnation of either side: the
-producer can always queue, and nothing meant for a dead process reaches its successor. `linger` is 0; a socket has
-one reader task for its whole life and no time limit on its receive (a cancelled receive can lose a message).
-High-water marks are only a ceiling: what bounds the flow is credit.
+The consumer binds and the producer connects, so the producer can always queue. Nothing meant for a dead process
+reaches its successor: the address of a link is new with every incarnation of either side, and over TCP, where it
+is fixed, every message names the incarnations that it is between. `linger` is 0; a socket has one reader task for
+its whole life and no time limit on its receive (a cancelled receive can lose a message). There is no high-water
+mark: what bounds the flow is credit.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -14,9 +16,10 @@ import zmq
 import zmq.asyncio
 
 from .channel import Sender
-from .messages import Message, Tensor
+from .keys import Keys
+from .messages import SCHEMA, Message, Tensor
 
-CEILING = 10_000  # messages; never reached while credits are kept
+log = logging.getLogger(__name__)
 
 
 def kinds(union: Any) -> frozenset[type[Message]]:
@@ -47,32 +50,55 @@ class Decoder:
         return self._decoder.decode(data)
 
 
-def socket(context: zmq.Context[Any], address: str, *, bind: bool) -> zmq.asyncio.Socket:
-    """A DEALER of the kind that every link uses."""
+def control_socket(
+    context: zmq.Context[Any], address: str, *, bind: bool, keys: Keys | None = None
+) -> zmq.asyncio.Socket:
+    """A DEALER between a supervisor and its process."""
     made = zmq.asyncio.Context.shadow(context).socket(zmq.DEALER)
-    made.linger = 0
-    made.sndhwm = made.rcvhwm = CEILING
-    if bind:
-        made.bind(address)
-    else:
-        made.connect(address)
+    _prepare(made, address, keys, bind=bind)
     return made
+
+
+def _prepare(made: zmq.Socket[Any], address: str, keys: Keys | None, *, bind: bool) -> None:
+    made.linger = 0
+    made.sndhwm = made.rcvhwm = 0
+    if keys is not None and address.startswith("tcp:"):
+        (keys.serve if bind else keys.connect)(made)
+    (made.bind if bind else made.connect)(address)
+
+
+def tag(source_epoch: int, target_epoch: int) -> bytes:
+    """What a message over TCP begins with: the schema, and the incarnations that it is between."""
+    return b"".join(number.to_bytes(2) for number in (SCHEMA, source_epoch & 0xFFFF, target_epoch & 0xFFFF))
 
 
 class Outgoing:
     """The producer's end of a link."""
 
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], address: str, keys: Keys | None = None, tag: bytes = b""
+    ) -> None:
         self._context = context
-        self._socket = socket(context, address, bind=False)
+        self._keys = keys
+        self._open(address, tag)
+
+    def _open(self, address: str, tag: bytes) -> None:
+        self._tag = tag
+        self._socket = self._context.socket(zmq.DEALER)
+        _prepare(self._socket, address, self._keys, bind=False)
 
     async def send(self, item: Message) -> None:
-        await self._socket.send(encode(item))
+        """Queue a message; it never waits."""
+        try:
+            self._socket.send(self._tag + encode(item), zmq.DONTWAIT)
+        except zmq.Again:
+            # The other loop has ended, so nobody can take it. Whoever watches that loop ends its requests.
+            log.debug("a %s had nowhere to go", type(item).__name__)
 
-    def reopen(self, address: str) -> None:
+    def reopen(self, address: str, tag: bytes = b"") -> None:
         """Go on at another address; what the old peer has not taken is dropped."""
         self.close()
-        self._socket = socket(self._context, address, bind=False)
+        self._open(address, tag)
 
     def close(self) -> None:
         self._socket.close()
@@ -81,15 +107,31 @@ class Outgoing:
 class Incoming:
     """The consumer's end of a link."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, union: Any) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        union: Any,
+        keys: Keys | None = None,
+        tag: bytes = b"",
+    ) -> None:
+        self.tag = tag
+        """What messages of the living begin with; others are dropped."""
         self._decode = Decoder(union)
-        self._socket = socket(context, address, bind=True)
+        self._address = address
+        self._socket = control_socket(context, address, bind=True, keys=keys)
 
     async def pump(self, inbox: Sender) -> None:
         """Forward what arrives into the inbox, until cancelled; then close."""
         try:
             while True:
                 frames: Sequence[bytes] = await self._socket.recv_multipart()
-                await inbox.send(self._decode(frames[0]))
+                data, tag = frames[0], self.tag
+                if data.startswith(tag):
+                    await inbox.send(self._decode(memoryview(data)[len(tag) :]))
+                elif data[:2] != tag[:2]:
+                    log.error(
+                        "%s: another version of vivavoce sends; install the same on both", self._address
+                    )
         finally:
             self._socket.close()
