@@ -150,6 +150,7 @@ def sum_up(about: About, runs: Sequence[Run], waits: Waits, pieces: Pieces) -> S
         ms_per_frame=spread([run.ms_per_frame for run in runs]),
         ttfa_ms=spread([run.ttfa_s * 1000 for run in runs]),
         rtf=spread([run.rtf for run in runs]),
+        cpu_ms_per_frame=spread([run.cpu_s * 1000 / run.frames for run in runs]),
         peak_memory_bytes=max(run.peak_bytes for run in runs),
         stage_ms=stages,
         python_ms_per_frame=sum(statistics.median(piece.build) * 1000 for piece in named.values()),
@@ -164,6 +165,7 @@ def compare(ours: Side, theirs: Side) -> Ratio:
         ms_per_frame=theirs.ms_per_frame.median / ours.ms_per_frame.median,
         ttfa=theirs.ttfa_ms.median / ours.ttfa_ms.median,
         rtf=theirs.rtf.median / ours.rtf.median,
+        cpu_ms_per_frame=theirs.cpu_ms_per_frame.median / ours.cpu_ms_per_frame.median,
         peak_memory=theirs.peak_memory_bytes / ours.peak_memory_bytes,
     )
 

@@ -36,6 +36,8 @@ class Run(msgspec.Struct, frozen=True):
     ttfa_s: float
     """From the call to the first audio, in-process."""
     total_s: float
+    cpu_s: float
+    """Processor time of the whole process during the run."""
     peak_bytes: int
     """Most memory that MLX held during the run, weights included."""
 
@@ -90,6 +92,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     ms_per_frame: Spread
     ttfa_ms: Spread
     rtf: Spread
+    cpu_ms_per_frame: Spread
     peak_memory_bytes: int
     stage_ms: dict[str, Spread]
     python_ms_per_frame: float
@@ -103,6 +106,7 @@ class Ratio(msgspec.Struct, frozen=True):
     ms_per_frame: float
     ttfa: float
     rtf: float
+    cpu_ms_per_frame: float
     peak_memory: float
 
 
@@ -125,6 +129,7 @@ MEASURES = {
     "ours up to the layout's max_chunk_frames, mlx-audio's of one frame",
     "ttfa_ms": "call to first audio, in-process: ours through every stage to the client, "
     "mlx-audio's to the first chunk that its generator yields",
+    "cpu_ms_per_frame": "processor time of all threads during a request / frames: hardly moved by other programs",
     "rtf": "wall seconds of the whole request / seconds of audio",
     "stage_ms": "a separate pass, a barrier after each stage; so their sum is not ms_per_frame",
     "python_ms_per_frame": "time until Python had queued a frame's three steps (graph building), sum of medians",

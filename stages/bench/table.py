@@ -36,6 +36,7 @@ def table(result: Result) -> str:
     add("barriers per frame", [f"{side.barriers_per_frame:.2f}" for side in sides])
     add("first audio, ms", _spreads(sides, "ttfa_ms"), ratio and ratio.ttfa)
     add("RTF", _spreads(sides, "rtf"), ratio and ratio.rtf)
+    add("processor ms per frame", _spreads(sides, "cpu_ms_per_frame"), ratio and ratio.cpu_ms_per_frame)
     memory = [f"{side.peak_memory_bytes / 2**20:.0f}" for side in sides]
     add("peak memory of MLX, MiB", memory, ratio and ratio.peak_memory)
     head = [

@@ -21,7 +21,7 @@ ABOUT = About("cpu", "", "libopenblas.so.0", "1.2.3", 0.5)
 
 def side(scale: float, chunked: bool = True) -> Side:
     """A side whose every time is `scale` times that of side(1)."""
-    runs = [Run(11, 0.1 * scale * n, 0.1 * scale * n + 0.5 * scale * n, int(1000 * scale)) for n in (1, 2, 3)]
+    runs = [Run(11, 0.1 * scale * n, 0.6 * scale * n, 0.22 * scale, int(1000 * scale)) for n in (1, 2, 3)]
     piece = Piece([0.001 * scale, 0.002 * scale], [0.010 * scale, 0.020 * scale])
     pieces = Pieces(piece, piece, piece, [0.004 * scale] if chunked else None)
     return sum_up(ABOUT, runs, Waits(1.5, 0.25), pieces)
@@ -48,6 +48,7 @@ def test_times_of_one_side() -> None:
     assert summed.ttfa_ms.median == pytest.approx(200)
     assert summed.ttfa_ms.p95 == pytest.approx(300)
     assert summed.ms_per_frame.median == pytest.approx(100)
+    assert summed.cpu_ms_per_frame.median == pytest.approx(20)
     assert summed.rtf.median == pytest.approx(1.2 / 0.88)
     assert summed.stage_ms["talker"].median == pytest.approx(15)
     assert summed.stage_ms["codec_decoder_8"].median == pytest.approx(4)
@@ -92,7 +93,7 @@ class Recorded:
     def ask(self, word: str, kind: type[Run]) -> Run:
         assert (word, kind) == ("run", Run)
         self._log.append(self.side)
-        return Run(len(self._log), 0.1, 0.2, 0)
+        return Run(len(self._log), 0.1, 0.2, 0.1, 0)
 
 
 def test_runs_alternate_and_the_first_is_discarded() -> None:
