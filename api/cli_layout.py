@@ -9,11 +9,13 @@ from .cli_terminal import columns, size
 
 if TYPE_CHECKING:
     from ..bus.layout import Layout
+    from .cli_plan import ModelPlan
 
 TRANSPORTS = {
     "memory": "memory (same loop, by reference)",
     "inproc": "ZeroMQ inproc (another thread)",
     "ipc": "ZeroMQ ipc (another process)",
+    "tcp": "ZeroMQ tcp (another machine)",
 }
 
 
@@ -56,6 +58,10 @@ def _processes(layout: "Layout") -> list[tuple[str, ...]]:
         rows.append((process.name, "event loop", ", ".join(process.loop) or "(nothing)"))
         if process.device:
             rows.append(("", "device thread", ", ".join(process.device)))
+        if process.control is not None:
+            rows.append(("", "elsewhere", process.control))
+        if process.python:
+            rows.append(("", "interpreter", " ".join(process.python)))
     return rows
 
 
@@ -75,8 +81,13 @@ def _settings(layout: "Layout", given: str, models_given: bool) -> list[tuple[st
     name, text = (str(file), file.read_text()) if file.is_file() else (f"{given}.toml", shipped.read_text())
     written = msgspec.toml.decode(text)
     rows: list[tuple[str, ...]] = []
-    for section in ("api", "speech", "device"):
-        for key, value in msgspec.structs.asdict(getattr(layout, section)).items():
+    sections = {
+        name: part
+        for name, part in msgspec.structs.asdict(layout).items()
+        if isinstance(part, msgspec.Struct)
+    }
+    for section, part in sections.items():
+        for key, value in msgspec.structs.asdict(part).items():
             source = name if key in written.get(section, {}) else "default"
             if models_given and (section, key) == ("speech", "models"):
                 source = "command line"
@@ -86,12 +97,9 @@ def _settings(layout: "Layout", given: str, models_given: bool) -> list[tuple[st
 
 
 def _print_models(layout: "Layout") -> None:
-    from .cli_plan import machine, mlx_cache, model_plan
+    from .cli_plan import machine, model_plan
 
-    place = layout.place("talker")
-    if place is None:
-        return
-    plans = [model_plan(source, layout) for source in layout.speech.models]
+    plans = [model_plan(source, layout) for source in layout.speech.models] if layout.place("talker") else []
     rows = [
         (
             plan.name,
@@ -103,26 +111,43 @@ def _print_models(layout: "Layout") -> None:
         for plan in plans
     ]
     print(f"\nModels\n{columns(rows)}")
-    requests = layout.api.max_concurrent
-    memory: list[tuple[str, ...]] = []
-    least = most = mlx_cache(layout)
-    for plan in plans:
-        memory.append((f"{plan.name}: weights as {plan.dtype}", size(plan.weights)))
-        memory.append((f"{plan.name}: cache of one request, 15 s", size(plan.sentence)))
-        memory.append((f"{plan.name}: cache of one request, longest", size(plan.longest)))
-        least += plan.weights + plan.sentence
-        most += plan.weights
-    most += requests * max(plan.longest for plan in plans)
-    memory.append(("MLX's cache of freed buffers, at most", size(mlx_cache(layout))))
-    memory.append(("all, with one request of 15 s", size(least)))
-    memory.append((f"all, with {requests} requests at their longest", size(most)))
-    print(f"\nMemory of process {place[0]}\n{columns(memory)}")
+    least = most = 0
+    for process in layout.process:
+        if process.device:
+            rows, low, high = _memory(layout, plans, "talker" in process.device)
+            print(f"\nMemory of process {process.name}\n{columns(rows)}")
+            least, most = least + low, most + high
     total = machine()
     verdict = (
         "fits"
         if most <= total
-        else "fits only with fewer or shorter requests"
+        else "fits fewer or shorter requests only"
         if least <= total
         else "is too large"
     )
-    print(f"  this machine has {size(total)}: the layout {verdict}")
+    print(f"\nThis machine has {size(total)}: the layout {verdict}")
+
+
+def _memory(
+    layout: "Layout", plans: "list[ModelPlan]", talker: bool
+) -> tuple[list[tuple[str, ...]], int, int]:
+    """Rows for one process, its bytes with one request of 15 s, and with as many and as long ones as allowed."""
+    from .cli_plan import mlx_cache
+
+    requests = layout.api.max_concurrent
+    rows: list[tuple[str, ...]] = []
+    # A process that runs any stage of a family loads the whole model.
+    weights = sum(plan.weights for plan in plans)
+    for plan in plans:
+        rows.append((f"{plan.name}: weights as {plan.dtype}", size(plan.weights)))
+        if talker:
+            rows.append((f"{plan.name}: cache of one request, 15 s", size(plan.sentence)))
+            rows.append((f"{plan.name}: cache of one request, longest", size(plan.longest)))
+    rows.append(("MLX's cache of freed buffers, at most", size(mlx_cache(layout))))
+    least = most = weights + mlx_cache(layout)
+    if talker and plans:
+        least += max(plan.sentence for plan in plans)
+        most += requests * max(plan.longest for plan in plans)
+    rows.append(("all, with one request of 15 s", size(least)))
+    rows.append((f"all, with {requests} requests at their longest", size(most)))
+    return rows, least, most

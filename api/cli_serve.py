@@ -31,15 +31,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import logging
-
     import anyio
 
+    from . import logs
     from .serve import serve
 
     layout = configured(args)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("vivavoce").setLevel(logging.INFO)
+    logs.setup()
     line = Line()
 
     def listening(url: str, running: "Running") -> None:
