@@ -2,10 +2,10 @@
 
 from typing import Any, cast
 
-from quart import Quart, Response
+from quart import Quart, Response, request
 
 from ..bus.running import Running
-from . import errors, health, models, speech, voices
+from . import auth, cors, errors, health, metrics, models, speech, voices
 from .edge import Edge
 from .exchange import Guard, current
 
@@ -18,16 +18,22 @@ def create_app(running: Running) -> Quart:
     app.config["BODY_TIMEOUT"] = edge.settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = edge.settings.stall_timeout_s
     app.url_map.strict_slashes = False
+    cors.install(app, edge.settings)
+    auth.install(app, edge.settings)
     errors.install(app)
     for part in (speech, voices, models, health):
         app.register_blueprint(part.blueprint(edge))
+    app.register_blueprint(metrics.blueprint(edge.metrics))
 
     @app.after_request
-    async def named(response: Response) -> Response:
-        response.headers["X-Request-Id"] = current().name
+    async def account(response: Response) -> Response:
+        exchange = current()
+        response.headers["X-Request-Id"] = exchange.name
+        if response.status_code >= 400 and not exchange.counted:
+            edge.metrics.refused(request.blueprint or "none")
         return response
 
-    _ = named
+    _ = account
     app.extensions["vivavoce"] = edge
     app.asgi_app = cast(Any, Guard(cast(Any, app.asgi_app), edge.exchanges, errors.BrokenOffError))
     return app

@@ -3,12 +3,16 @@
 import logging
 import secrets
 
+import msgspec
+
 from ..bus.messages import Speak
 from ..bus.running import Running
 from .admission import Admission
 from .catalog import Catalog
+from .errors import BusyError
 from .exchange import Exchange, Exchanges
 from .job import SpeechJob
+from .metrics import Metrics
 from .schema import Speaking, VoiceId, check_text
 
 log = logging.getLogger(__name__)
@@ -25,6 +29,7 @@ class Edge:
         self.catalog = Catalog(lambda: running.models, self.settings)
         self.exchanges = Exchanges()
         self.admission = Admission(self.settings.max_concurrent, self.settings.max_queued)
+        self.metrics = Metrics(running, self.admission)
 
     def speak(self, exchange: Exchange, text: str, how: Speaking, *, streamed: bool) -> Speak:
         """The pipeline's request for a client's wishes.
@@ -54,14 +59,24 @@ class Edge:
             lookahead=self.layout.speech.lookahead_frames,
         )
 
+    def refuse_if_down(self) -> None:
+        """:raises BusyError: a stage has died or stands still; it says when to try again."""
+        if outage := self.running.outage():
+            raise BusyError(
+                f"Speech cannot be served now: {outage.reason}.",
+                status=503,
+                code="stage_down",
+                retry_after_s=outage.retry_after_s,
+            )
+
     def finished(self, job: SpeechJob) -> None:
         """Called once for every job."""
-        figures = job.figures()
+        figures, reason = job.figures(), job.ending.reason
+        self.metrics.spoken(job.route, reason, figures, job.ending.text_tokens)
         log.info(
-            "%s %s: %d frames, %.2f s of audio",
+            "%s: %s after %d frames",
             job.route,
-            job.ending.reason,
+            reason,
             figures.frames,
-            figures.audio_s,
-            extra={"request": job.speak.request, "ending": job.ending.reason},
+            extra={"request": job.speak.request, "ending": reason, "timing": msgspec.to_builtins(figures)},
         )

@@ -9,7 +9,7 @@ from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from ..bus.errors import RequestError
-from ..bus.messages import Ending, Failure
+from ..bus.messages import Failure
 from .exchange import current
 
 log = logging.getLogger(__name__)
@@ -56,16 +56,9 @@ def answer(failure: Failure, *, retry_after_s: int | None = None) -> Response:
 
 def refusal(failure: Failure) -> RequestError:
     """The failure of a stage, as an exception."""
+    if failure.status == 503:
+        return BusyError(failure.message, status=503, code=failure.code, retry_after_s=5)
     return RequestError(failure.message, failure.param, status=failure.status, code=failure.code)
-
-
-def failure_of(ending: Ending) -> Failure:
-    """Why a request ended with `error` or, without its client's doing, with `cancelled`."""
-    if ending.failure is not None:
-        return ending.failure
-    return Failure(
-        status=503, code="stopped", message="The request was stopped: the server is shutting down."
-    )
 
 
 _HTTP = {

@@ -47,6 +47,10 @@ class Exchange:
         self.gone = False
         """Whether the client has left."""
         self.over = False
+        self.why = "The request was stopped."
+        """Why it was closed, if not by its own end or its client."""
+        self.counted = False
+        """Whether a job has taken over the account of it."""
         self._owned: list[Closable] = []
 
     def own(self, thing: Closable) -> None:
@@ -56,8 +60,10 @@ class Exchange:
         else:
             self._owned.append(thing)
 
-    def close(self) -> None:
+    def close(self, why: str | None = None) -> None:
+        """:param why: told to the client, if it is still there."""
         self.over = True
+        self.why = why or self.why
         while self._owned:
             self._owned.pop().close()
 
@@ -87,9 +93,9 @@ class Exchanges:
             self._emptied = anyio.Event()
             await self._emptied.wait()
 
-    def close_all(self) -> None:
+    def close_all(self, why: str) -> None:
         for exchange in list(self._open):
-            exchange.close()
+            exchange.close(why)
 
 
 class Guard:

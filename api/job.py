@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from ..bus.messages import Audio, Ending, Failure, Speak
-from .errors import failure_of, refusal
+from .errors import refusal
 from .exchange import Exchange
 from .timing import Figures, Timing
 
@@ -18,7 +18,8 @@ class SpeechJob:
     """Start it, then iterate it for the bytes of the container. Its exchange closes it."""
 
     def __init__(self, edge: "Edge", exchange: Exchange, speak: Speak, route: str) -> None:
-        """:raises BusyError: no place, and none to wait for."""
+        """:raises BusyError: no place, and none to wait for; or a stage is down."""
+        edge.refuse_if_down()
         self._edge = edge
         self._exchange = exchange
         self.speak = speak
@@ -32,6 +33,7 @@ class SpeechJob:
         self._first = b""
         self._ending: Ending | None = None
         self._stall: asyncio.TimerHandle | None = None
+        exchange.counted = True
         exchange.own(self)
 
     @property
@@ -42,9 +44,10 @@ class SpeechJob:
     async def start(self) -> Self:
         """Wait for the first bytes, which decide about the answer's status. May be cancelled and called again.
 
-        :raises RequestError: the request ended without any; the error is what to tell.
+        :raises RequestError: the request ended without any, or a stage is down; the error is what to tell.
         """
         await self._ticket.wait()
+        self._edge.refuse_if_down()
         if not self._opened:
             self._opened = True
             self._timing.admitted()
@@ -91,7 +94,10 @@ class SpeechJob:
 
     def failure(self) -> Failure | None:
         """Why there is no good end; None for `stop` and `length`."""
-        return None if self.ending.reason in ("stop", "length") else failure_of(self.ending)
+        ending = self.ending
+        if ending.reason in ("stop", "length"):
+            return None
+        return ending.failure or Failure(status=503, code="stopped", message=self._exchange.why)
 
     def figures(self) -> Figures:
         return self._timing.figures(self._request.parked_s)
@@ -132,7 +138,8 @@ class SpeechJob:
     def _handed_out(self) -> None:
         """The client has so long to take what it was given; after that it is let go."""
         limit = self._edge.settings.stall_timeout_s
-        self._stall = asyncio.get_running_loop().call_later(limit, self._exchange.close)
+        why = f"The client took nothing for {limit:g} s."
+        self._stall = asyncio.get_running_loop().call_later(limit, self._exchange.close, why)
 
     def _taken(self) -> None:
         if self._stall is not None:

@@ -60,11 +60,12 @@ async def read(kind: type[T]) -> T:
 
     :raises RequestError: 415 for another content type, 400 for what is not JSON or not of this kind.
     """
-    content = (request.mimetype or "application/json").lower()
+    content = request.mimetype.lower()
+    if not content and "Origin" not in request.headers:  # without a type a web page could ask unasked
+        content = "application/json"
     if content != "application/json" and not content.endswith("+json"):
-        raise RequestError(
-            f"The body is {content}; send application/json.", status=415, code="unsupported_media_type"
-        )
+        text = f"The body is {content or 'of no type'}; send application/json."
+        raise RequestError(text, status=415, code="unsupported_media_type")
     data = await request.get_data(cache=False)
     try:
         value = msgspec.json.decode(data)

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self, cast
 
 import anyio
@@ -60,6 +61,7 @@ async def serve_running(
     edge: Edge = app.extensions["vivavoce"]
     url = address(bound)
     config = Config()
+    bound.listen(config.backlog)
     config.bind = [f"fd://{bound.detach()}"]  # Hypercorn closes it
     config.keep_alive_timeout = settings.idle_timeout_s
     config.graceful_timeout = 1.0
@@ -75,7 +77,8 @@ async def serve_running(
 
     with anyio.CancelScope() as scope:
         listening(url)
-        await hypercorn_serve(cast(Any, app), config, shutdown_trigger=stopped)
+        with suppress(asyncio.InvalidStateError):  # what Hypercorn makes of being cancelled while it closes
+            await hypercorn_serve(cast(Any, app), config, shutdown_trigger=stopped)
 
 
 async def _drain(edge: Edge, seconds: float) -> None:
@@ -83,7 +86,7 @@ async def _drain(edge: Edge, seconds: float) -> None:
     edge.admission.draining = True
     with anyio.move_on_after(seconds):
         await edge.exchanges.wait_empty()
-    edge.exchanges.close_all()
+    edge.exchanges.close_all("The server is shutting down.")
     with anyio.move_on_after(LAST_WORDS_S):
         await edge.exchanges.wait_empty()
 

@@ -1,12 +1,14 @@
 """A real server on a free port of the loopback, once for the session, over the embedded voice."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx
+import msgspec
 import openai
 import pytest
 from anyio.abc import SocketStream
@@ -18,14 +20,28 @@ from vivavoce.bus.running import Running
 class Server:
     """Where it listens, and what runs there."""
 
-    def __init__(self, url: str, running: Running) -> None:
+    def __init__(self, url: str, running: Running, stop: anyio.Event) -> None:
         self.url = url
         self.running = running
+        self.stop = stop
         self.port = int(url.rpartition(":")[2])
 
 
-@pytest.fixture(scope="session")
-async def server(speech: Running) -> AsyncIterator[Server]:
+class Overlaid:
+    """A running layout with other settings of the HTTP edge."""
+
+    def __init__(self, running: Running, settings: dict[str, Any]) -> None:
+        self._running = running
+        api = msgspec.structs.replace(running.layout.api, **settings)
+        self.layout = msgspec.structs.replace(running.layout, api=api)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._running, name)
+
+
+@asynccontextmanager
+async def serving(running: Running, **settings: Any) -> AsyncGenerator[Server]:
+    """A server with these settings, from its first answer to its end."""
     bound, stop, up = bind("127.0.0.1", 0), anyio.Event(), anyio.Event()
     urls: list[str] = []
 
@@ -34,13 +50,29 @@ async def server(speech: Running) -> AsyncIterator[Server]:
         up.set()
 
     async def run() -> None:
-        await serve_running(speech, bound, stop, listening=listening)
+        await serve_running(cast(Running, Overlaid(running, settings)), bound, stop, listening=listening)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         await up.wait()
-        yield Server(urls[0], speech)
+        yield Server(urls[0], running, stop)
         stop.set()
+
+
+@pytest.fixture(scope="session")
+async def server(speech: Running) -> AsyncIterator[Server]:
+    async with serving(speech) as made:
+        yield made
+
+
+@pytest.fixture
+def serve_with(speech: Running) -> Callable[..., AbstractAsyncContextManager[Server]]:
+    """Makes another server over the same pipelines: `async with serve_with(api_key="k") as server`."""
+
+    def serve(**settings: Any) -> AbstractAsyncContextManager[Server]:
+        return serving(speech, **settings)
+
+    return serve
 
 
 @pytest.fixture
@@ -140,6 +172,10 @@ class Connection:
 
 
 @pytest.fixture
-def connect(server: Server) -> Callable[[], Connection]:
+def connect(server: Server) -> Callable[..., Connection]:
     """Makes connections on which HTTP is bytes, for what clients hide: chunks, missing ends, half requests."""
-    return lambda: Connection(server.port)
+
+    def to(port: int = server.port) -> Connection:
+        return Connection(port)
+
+    return to
