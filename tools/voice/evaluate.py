@@ -12,6 +12,7 @@ errors as it has words. MANIFEST.json is a list of {"file", "text", "voice"}; th
 
 import argparse
 import json
+import re
 import time
 import wave
 from collections.abc import Iterable
@@ -61,6 +62,10 @@ class Listener:
         errors = total = 0
         for text, samples in sounds:
             heard = self.hear(samples)
+            # A recogniser may write 3:30 as 330 or 3.30.
+            for time_of_day in re.findall(r"\d+:\d\d", text):
+                for form in (time_of_day.replace(":", ""), time_of_day.replace(":", ".")):
+                    heard = heard.replace(form, time_of_day)
             wanted = words(text)
             wrong = min(word_errors(wanted, words(heard)), len(wanted))
             errors, total = errors + wrong, total + len(wanted)

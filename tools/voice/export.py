@@ -22,6 +22,8 @@ from .quantizer import FIRST, GROUPS
 from .talker import Talker
 from .voices import PRESETS
 
+CODES = 2048
+"""rows of the talker's vocabulary that a sampler takes for codes"""
 GENERATION = {
     "do_sample": True,
     "repetition_penalty": 1.0,
@@ -36,16 +38,11 @@ GENERATION = {
 }
 
 
-def _average(state: dict[str, Any], prefix: str) -> dict[str, Tensor]:
-    start = f"module.{prefix}"
-    return {name[len(start) :]: value for name, value in state["average"].items() if name.startswith(start)}
-
-
 def load_decoder(run: Path) -> Decoder:
     """The trained decoder, averaged weights; whatever a group without meaning says changes nothing."""
     state = torch.load(run / "codec.pt", map_location="cpu")
     decoder = Decoder(DecoderSize(**state["size"]))
-    decoder.load_state_dict(_average(state, ""))
+    decoder.load_state_dict(state["average"])
     unused = decoder.rest.tables.data[state["used"] - 1 :]
     unused.copy_(unused[:, :1].expand_as(unused))
     return decoder.eval()
@@ -55,7 +52,11 @@ def load_talker(run: Path) -> Talker:
     """The trained talker, averaged weights; groups without meaning come out at random and go in as zero vectors."""
     state = torch.load(run / "talker.pt", map_location="cpu")
     talker = Talker(TalkerSize(**state["size"]))
-    talker.load_state_dict(_average(state, "talker."))
+    weights = {name: value for name, value in state["average"].items() if name.startswith("talker.")}
+    talker.load_state_dict({name.removeprefix("talker."): value for name, value in weights.items()})
+    # Codes that do not exist were never trained: they get the logit of code 0, which is never wanted either.
+    head = talker.codec_head.weight.data
+    head[FIRST:CODES] = head[:1]
     predictor = talker.code_predictor
     for group in range(state["used"], talker.size.groups):
         nn.init.zeros_(predictor.model.codec_embedding[group - 1].weight)  # pyright: ignore

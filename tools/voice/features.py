@@ -91,7 +91,7 @@ def analyse(
     """
     names = [name for name, _ in phones]
     spoken = [i for i, name in enumerate(names) if name != "pau"]
-    if not spoken or any(name not in PHONES for name in names):
+    if not spoken or any(name not in PHONES for name in names) or not np.isfinite(track).all():
         return None
     begin = phones[spoken[0] - 1][1] / speed if spoken[0] else 0.0
     end = phones[spoken[-1]][1] / speed

@@ -179,7 +179,7 @@ class Speaker:
             codes = self._frame(hidden, first.clamp(max=FIRST - 1), generator)
             frames.append(codes)
             seen = torch.cat([seen, torch.ones(len(texts), 1, dtype=torch.bool, device=device)], 1)
-            x = talker.frames(codes, codes.shape[1]) + trailing[frame]
+            x = talker.frames(codes) + trailing[frame]
             hidden = self._step(x[:, None], cache, seen[:, None, None])
         spoken = torch.stack(frames, 1).cpu()
         out: list[Utterance] = []

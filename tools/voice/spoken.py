@@ -81,9 +81,8 @@ def _integer(match: re.Match[str]) -> str:
 _RULES: tuple[tuple[str, object], ...] = (
     (r"\b(Mr|Mrs|Dr|Ms)\.", lambda m: _TITLES[m[0]]),
     (r"\b(\d{3})-(\d{4})\b", lambda m: f"{digits(m[1])}, {digits(m[2])}"),
+    (r"(?<=\d)\s?([apAP])\.?[mM]\b\.?", lambda m: f" {m[1].lower()} m"),
     (r"\b(\d{1,2}):(\d\d)", _time),
-    (r"(?<=[\w ])\b([ap])\.?m\b\.?", lambda m: f" {m[1]} m"),
-    (r"(?<=[\w ])\b([AP])M\b", lambda m: f" {m[1].lower()} m"),
     (r"\$(\d[\d,]*)(?:\.(\d\d))?", _price),
     (r"(\d+)(?:st|nd|rd|th)\b", lambda m: ordinal(int(m[1]))),
     (r"(\d)\s?(km|kg|mph|lbs)\b", lambda m: f"{m[1]} {_UNITS[m[2]]}"),

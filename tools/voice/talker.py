@@ -12,6 +12,7 @@ from torch.nn import functional
 from .decoder import RmsNorm, rotary, rotate
 from .features import PHONES
 from .ids import CODEC_VOCABULARY, TalkerSize
+from .quantizer import FIRST
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, [batch, heads, time, head]"""
@@ -148,20 +149,35 @@ class Talker(nn.Module):
         )  # pyright: ignore
         return table(codes)  # pyright: ignore[reportCallIssue]
 
-    def frames(self, codes: Tensor, used: int) -> Tensor:
-        """[..., >= used] codes -> [..., hidden], summed over the groups; the unused ones are zero vectors."""
-        total = self.code(0, codes[..., 0])
-        for group in range(1, used):
-            total = total + self.code(group, codes[..., group])
-        return total
+    def frames(self, codes: Tensor) -> Tensor:
+        """[..., groups] codes -> [..., hidden], summed over the groups."""
+        return torch.stack([self.code(group, codes[..., group]) for group in range(codes.shape[-1])]).sum(0)
+
+    def input_table(self, used: int) -> Tensor:
+        """[rows, hidden] all input vectors: text tokens, codec tokens, codes of groups 1 to used - 1, zeros."""
+        predictor = self.code_predictor.model
+        text = self.text(torch.arange(self.size.text_vocabulary, device=self.codec_head.weight.device))
+        later = [table.weight for table in predictor.codec_embedding[: used - 1]]  # pyright: ignore
+        rows = [text, self.model.codec_embedding.weight, *later]  # pyright: ignore[reportAttributeAccessIssue]
+        total = sum(len(row) for row in rows)
+        return torch.cat([*rows, text.new_zeros(8 - total % 8, self.size.hidden)])
 
     def later_groups(self, hidden: Tensor, codes: Tensor, used: int) -> Tensor:
-        """Logits [n, used - 1, vocabulary] of groups 1.. given hidden [n, hidden] and the true codes [n, used]."""
+        """Logits [n, used - 1, vocabulary] of groups 1.. given hidden [n, hidden] and the true codes [n, used].
+
+        The lookups are products with one-hot rows: on a GPU the gradient of an embedding costs far more.
+        """
         predictor = self.code_predictor
-        seen = [hidden] + [self.code(group, codes[:, group]).to(hidden.dtype) for group in range(used - 1)]
+        first = self.model.codec_embedding.weight[:FIRST]  # pyright: ignore[reportIndexIssue]
+        kind = hidden.dtype
+        seen = [hidden, (codes[:, :1] == torch.arange(FIRST, device=codes.device)).to(kind) @ first.to(kind)]
+        if used > 2:
+            tables = torch.stack([t.weight for t in predictor.model.codec_embedding[: used - 2]])  # pyright: ignore
+            hot = codes.T[1 : used - 1, :, None] == torch.arange(tables.shape[1], device=codes.device)
+            seen += (hot.to(kind) @ tables.to(kind)).unbind()
         x = predictor.model(predictor.small_to_mtp_projection(torch.stack(seen, 1)))[:, 1:]
         heads = torch.stack([head.weight for head in predictor.lm_head[: used - 1]])  # pyright: ignore
-        return torch.einsum("ngh,gvh->ngv", x, heads.to(x.dtype))
+        return (x.transpose(0, 1) @ heads.to(x.dtype).transpose(1, 2)).transpose(0, 1)
 
 
 class PhoneGuide(nn.Module):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .average import Average
 from .decoder import Decoder, DecoderSize
 from .features import FRAME
 from .losses import Critics, critics_loss, deception_loss, spectral_distance
@@ -118,14 +119,12 @@ def main() -> None:
 
     decoder, critics = Decoder(DecoderSize(**args.size)).to(device), Critics().to(device)
     decoder.start_from(quantizer)
-    average = torch.optim.swa_utils.AveragedModel(
-        decoder, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.998)
-    )
+    average = Average(decoder, 0.998)
     maker = torch.optim.AdamW(
         decoder.parameters(), args.rate, (0.8, 0.98), weight_decay=1e-4, fused=device == "cuda"
     )
     judge = torch.optim.AdamW(critics.parameters(), args.rate / 2, (0.8, 0.98), fused=device == "cuda")
-    parts = {"decoder": decoder, "critics": critics, "average": average, "maker": maker, "judge": judge}
+    parts = {"decoder": decoder, "critics": critics, "average": average.model, "maker": maker, "judge": judge}
     saved, step, before = args.run / "codec.pt", 0, 0.0
     if saved.exists():
         state = torch.load(saved, map_location=device)
@@ -177,7 +176,7 @@ def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         maker.step()
-        average.update_parameters(decoder)
+        average.update()
         step += 1
         if step % 100 == 0 or step == 1:
             seconds = time.monotonic() - began

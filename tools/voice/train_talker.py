@@ -2,164 +2,142 @@
 
     python -m tools.voice.train_talker CODES.npz TEXTS.jsonl TOKENIZER/ RUN/ --minutes 9
 
-Every step is one batch of rows of about the same length. Rows mix the text up front with one token a frame, a
-language with none, and now and then an instruction that changes nothing. RUN/talker.pt is written every minute; a
-second call resumes it.
+A model this small is held up by the launching of its kernels, so on a GPU the whole step is recorded once for each
+shape of batch and replayed (a CUDA graph); nothing in it may depend on a value that only the host would know.
+RUN/talker.pt is written every minute; a second call resumes it.
 """
 
 import argparse
 import json
 import math
-import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
-from .ids import CODEC_EOS, TalkerSize
-from .prompts import END, NONE, Prompter, row
+from .average import Average
+from .ids import CODEC_EOS, CODEC_VOCABULARY, TalkerSize
+from .prompts import END
+from .quantizer import FIRST
+from .rows import Batch, Rows, load_codes
 from .shards import FRAMES_AN_HOUR
 from .talker import PhoneGuide, Talker
-from .voices import PRESETS
 
-STREAMED, INSTRUCTED, CASUAL = 0.35, 0.08, 0.08
-"""shares of rows with one text token a frame, with an instruction, and typed without capitals and final stop"""
-INSTRUCTIONS = (
-    "Speak clearly.",
-    "Use a calm voice.",
-    "Sound friendly.",
-    "Speak in a happy tone.",
-    "Read this like the news.",
-    "Very happy.",
-    "Speak slowly and clearly.",
-    "Use a professional tone.",
-)
-ROUND = 32
-
-
-def load_codes(path: Path) -> tuple[NDArray[np.int16], dict[str, NDArray[Any]]]:
-    """[frames, used] codes and the other arrays that the quantizer wrote."""
-    with np.load(path) as arrays:
-        rest = {name: arrays[name] for name in ("phones", "frames", "text", "voice")}
-        codes = np.concatenate([arrays["first"][:, None], arrays["later"].T], 1).astype(np.int16)
-    return codes, rest
-
-
-class Rows(IterableDataset[Tensor]):
-    """Endless batches [4, rows, positions] for training, or each held-out utterance once."""
-
-    def __init__(
-        self,
-        tables: dict[str, NDArray[Any]],
-        texts: list[str],
-        tokenizer: Path,
-        positions: int,
-        held_out: int,
-        seed: int,
-    ) -> None:
-        self.voice, self.frames = tables["voice"], tables["frames"]
-        self.start = np.cumsum(self.frames) - self.frames
-        self.tokenizer, self.positions, self.seed = tokenizer, positions, seed
-        prompter = Prompter(tokenizer)
-        mine = [texts[i] for i in tables["text"]]
-        plain = [text.rstrip(".!?").lower() for text in mine]
-        self.tokens = [[e.ids for e in prompter.tokenizer.encode_batch(form)] for form in (mine, plain)]
-        order = np.random.default_rng(0).permutation(len(self.frames))
-        self.held_out, self.trained = order[:held_out], order[held_out:]
-        self.validating = False
-
-    def _row(self, at: int, rng: random.Random, prompter: Prompter) -> NDArray[np.int32]:
-        instruct = prompter.instruction(rng.choice(INSTRUCTIONS)) if rng.random() < INSTRUCTED else []
-        language = "english" if rng.random() < 0.5 else None
-        text = self.tokens[rng.random() < CASUAL][at]
-        speaker = PRESETS[self.voice[at]].token
-        prompt = prompter.prompt(text, speaker, language, rng.random() < STREAMED, instruct)
-        return row(prompt, int(self.start[at]), int(self.frames[at]), prompter.pad)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        worker = get_worker_info()
-        rng = random.Random(self.seed * 1000 + (worker.id if worker and not self.validating else 0))
-        prompter = Prompter(self.tokenizer)
-        while True:
-            # Long enough a list that sorting by length leaves the batches mixed in everything else.
-            pick = self.held_out.tolist() if self.validating else rng.choices(self.trained.tolist(), k=6000)
-            rows = sorted((self._row(at, rng, prompter) for at in pick), key=lambda r: r.shape[1])
-            batches: list[Tensor] = []
-            while rows:
-                length = -(-rows[-1].shape[1] // ROUND) * ROUND
-                count = max(1, self.positions // length)
-                part, rows = rows[-count:], rows[:-count]
-                batch = np.full((4, len(part), length), NONE, np.int32)
-                for i, one in enumerate(part):
-                    batch[:, i, : one.shape[1]] = one
-                batches.append(torch.from_numpy(batch))
-            rng.shuffle(batches)
-            yield from batches
-            if self.validating:
-                return
+IGNORED = -100
 
 
 class Losses(nn.Module):
     """Talker, predictor and phone guide on one batch."""
 
-    def __init__(self, talker: Talker, codes: Tensor, phones: Tensor, share: float, noise: float) -> None:
+    def __init__(self, talker: Talker, codes: Tensor, phones: Tensor, noise: float) -> None:
         super().__init__()
         self.talker, self.guide = talker, PhoneGuide(talker.size.hidden)
-        self.used, self.share, self.noise = codes.shape[1], share, noise
-        self.register_buffer("codes", codes, persistent=False)
-        self.register_buffer("phones", phones, persistent=False)
-        weights = torch.linspace(1.6, 0.6, self.used - 1)
-        self.register_buffer("weights", weights / weights.sum() * 1.5, persistent=False)
-        self.codes: Tensor
-        self.phones: Tensor
-        self.weights: Tensor
+        self.used, self.noise = codes.shape[1], noise
+        weights = torch.linspace(1.6, 0.6, self.used - 1, device=codes.device)
+        self.data = {"codes": codes, "phones": phones, "weights": weights / weights.sum() * 1.5}
 
-    def _disturbed(self, codes: Tensor, rows: int, where: Tensor) -> Tensor:
+    def _disturbed(self, codes: Tensor) -> Tensor:
         """Some frames of some rows are swapped for others, so that a bad sample does not derail the speech."""
-        strength = torch.rand(rows, 1, device=codes.device) * 2 * self.noise
-        strength = strength * (torch.rand(rows, 1, device=codes.device) < 0.5)
-        swap = torch.rand(len(codes), device=codes.device) < strength.expand_as(where)[where]
-        other = self.codes[torch.randint(len(self.codes), (len(codes),), device=codes.device)].long()
-        return torch.where(swap[:, None], other, codes)
+        (rows, length, _), device, pool = codes.shape, codes.device, self.data["codes"]
+        strength = torch.rand(rows, 1, device=device) * 2 * self.noise
+        strength = strength * (torch.rand(rows, 1, device=device) < 0.5)
+        swap = torch.rand(rows, length, device=device) < strength
+        other = pool[torch.randint(len(pool), (rows, length), device=device)]
+        return torch.where(swap[..., None], other, codes)
 
-    def forward(self, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _inputs(self, text: Tensor, special: Tensor, frame: Tensor) -> Tensor:
+        """[rows, positions, hidden]: a product with rows that have a one for each vector in the sum."""
+        codes = self.data["codes"][frame.clamp(min=0)]
+        if self.training:
+            codes = self._disturbed(codes)
+        size = self.talker.size
+        table = self.talker.input_table(self.used)
+        nothing = len(table) - 1
+        first = torch.where(frame >= 0, codes[..., 0].long(), special)
+        offsets = torch.arange(self.used - 1, device=codes.device) * size.predictor_vocabulary
+        later = codes[..., 1:].long() + size.text_vocabulary + CODEC_VOCABULARY + offsets
+        columns = [
+            torch.where(text >= 0, text, nothing)[..., None],
+            torch.where(first >= 0, first + size.text_vocabulary, nothing)[..., None],
+            torch.where(frame[..., None] >= 0, later, nothing),
+        ]
+        kind = torch.bfloat16 if table.is_cuda else table.dtype
+        hot = torch.zeros(*frame.shape, len(table), dtype=kind, device=table.device)
+        return hot.scatter_(-1, torch.cat(columns, -1), 1) @ table.to(kind)
+
+    def forward(self, batch: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cross entropy of group 0, of each later group [used - 1], and of the phones."""
         text, special, frame, wanted = batch.long()
         talker = self.talker
-        x = talker.text(text.clamp(min=0)) * (text >= 0)[..., None]
-        x = x + talker.code(0, special.clamp(min=0)) * (special >= 0)[..., None]
-        where = frame >= 0
-        codes = self.codes[frame[where]].long()
-        if self.training:
-            codes = self._disturbed(codes, len(text), where)
-        frames = talker.frames(codes, self.used)
-        x = x + torch.zeros_like(x).index_put(where.nonzero(as_tuple=True), frames.to(x.dtype))
-        hidden = talker.model(x)
-        labelled = wanted != NONE
-        hidden, wanted = hidden[labelled], wanted[labelled]
-        target = self.codes[wanted.clamp(min=0)].long()
-        first = torch.where(wanted == END, CODEC_EOS, target[:, 0])
-        first_loss = functional.cross_entropy(talker.codec_head(hidden).float(), first)
-        ahead = wanted != END
-        phone_loss = functional.cross_entropy(
-            self.guide(hidden).float().flatten(0, 1)[ahead.repeat_interleave(2)],
-            self.phones[wanted[ahead]].long().flatten(),
-        )
-        if self.training:
-            # The predictor needs fewer examples than the talker, and each costs it a row of its own.
-            ahead = ahead & (torch.rand(wanted.shape, device=wanted.device) < self.share)
-        later = talker.later_groups(hidden[ahead], target[ahead], self.used).float()
+        hidden = talker.model(self._inputs(text, special, frame))
+        target = self.data["codes"][wanted.clamp(min=0)]
+        # Only codes that exist and the end can be wanted: the other rows of the head stay out of it, but for a few
+        # after the end that make the number of columns fit the matrix units.
+        head = talker.codec_head.weight
+        rows = torch.cat([head[:FIRST], head[CODEC_EOS : CODEC_EOS + 8]]).to(hidden.dtype)
+        first = torch.where(wanted >= 0, target[..., 0].long(), torch.where(wanted == END, FIRST, IGNORED))
+        first_loss = functional.cross_entropy((hidden @ rows.T).float().flatten(0, 1), first.flatten())
+        phones = torch.where(wanted[..., None] >= 0, self.data["phones"][wanted.clamp(min=0)].long(), IGNORED)
+        phone_loss = functional.cross_entropy(self.guide(hidden).float().flatten(0, 2), phones.flatten())
+        hidden, target = (part.flatten(0, 1).index_select(0, chosen) for part in (hidden, target))
+        later = talker.later_groups(hidden, target, self.used).float()
         losses = functional.cross_entropy(
-            later.flatten(0, 1), target[ahead][:, 1:].flatten(), reduction="none"
+            later.flatten(0, 1), target[:, 1:].long().flatten(), reduction="none"
         )
         return first_loss, losses.view(-1, self.used - 1).mean(0), phone_loss
+
+
+class Step:
+    """One step of training: as it is, or recorded for each shape of batch and replayed."""
+
+    def __init__(
+        self, losses: Losses, optimizer: torch.optim.Optimizer, average: Average, graphs: bool
+    ) -> None:
+        self.losses, self.optimizer, self.average, self.graphs = losses, optimizer, average, graphs
+        self.recorded: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Batch, tuple[Tensor, ...]]] = {}
+        self.pool = torch.cuda.graph_pool_handle() if graphs else None
+
+    def _run(self, batch: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
+        device = batch.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
+            first, later, phones = self.losses(batch, chosen)
+        self.optimizer.zero_grad(set_to_none=True)
+        (first + (later * self.losses.data["weights"]).sum() + 0.3 * phones).backward()
+        nn.utils.clip_grad_norm_(self.losses.parameters(), 1.0)
+        self.optimizer.step()
+        self.average.update()
+        return first.detach(), later.detach().mean(), phones.detach()
+
+    def __call__(self, batch: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
+        """Train on one batch; the three losses."""
+        if not self.graphs:
+            return self._run(batch, chosen)
+        if batch.shape not in self.recorded:
+            self._record(batch, chosen)
+        graph, held, out = self.recorded[batch.shape]
+        held[0].copy_(batch, non_blocking=True)
+        held[1].copy_(chosen, non_blocking=True)
+        graph.replay()
+        return out
+
+    def _record(self, batch: Tensor, chosen: Tensor) -> None:
+        held = batch.clone(), chosen.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._run(*held)
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        # The loader's thread that pins memory may call CUDA meanwhile.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            out = self._run(*held)
+        self.recorded[batch.shape] = graph, held, out
+        print(f"recorded {tuple(batch.shape)}", flush=True)
 
 
 def main() -> None:
@@ -175,11 +153,12 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=65536, help="a step")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--warm-up", type=int, default=400, help="steps")
-    parser.add_argument("--share", type=float, default=0.3, help="frames that the predictor learns from")
+    parser.add_argument("--share", type=float, default=0.15, help="of the positions, for the predictor")
     parser.add_argument("--noise", type=float, default=0.08, help="frames disturbed")
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--held-out", type=int, default=400)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--size", type=json.loads, default={}, help="widths as JSON, for a try in small")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -189,89 +168,70 @@ def main() -> None:
     args.run.mkdir(parents=True, exist_ok=True)
     codes, tables = load_codes(args.codes)
     texts = [json.loads(line)["raw"] for line in args.texts.read_text().splitlines()]
-    rows = Rows(tables, texts, args.tokenizer, args.positions, args.held_out, args.seed)
-    talker = Talker(TalkerSize(**args.size))
-    losses = Losses(
-        talker, torch.from_numpy(codes), torch.from_numpy(tables["phones"]), args.share, args.noise
-    ).to(device)
-    average = torch.optim.swa_utils.AveragedModel(
-        losses, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.995)
-    )
+    rows = Rows(tables, texts, args.tokenizer, args.positions, args.share, args.held_out, args.seed)
+    talker = Talker(TalkerSize(**args.size)).to(device)
+    on_device = torch.from_numpy(codes).to(device), torch.from_numpy(tables["phones"]).to(device)
+    losses = Losses(talker, *on_device, args.noise).to(device)
+    average = Average(losses, 0.995)
     matrices = [p for n, p in losses.named_parameters() if p.dim() == 2 and "embedding" not in n]
     others = [p for n, p in losses.named_parameters() if not (p.dim() == 2 and "embedding" not in n)]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, args.rate, (0.9, 0.98), fused=device == "cuda")
+    first_rate, on_gpu = torch.tensor(args.rate, device=device), device == "cuda"
+    optimizer = torch.optim.AdamW(groups, first_rate, (0.9, 0.98), fused=on_gpu, capturable=on_gpu)
     saved, step, before = args.run / "talker.pt", 0, 0.0
     if saved.exists():
         state = torch.load(saved, map_location=device)
         losses.load_state_dict(state["losses"])
-        average.load_state_dict(state["average"])
+        average.model.load_state_dict(state["average"])
         optimizer.load_state_dict(state["optimizer"])
         step, before = state["step"], state["seconds"]
     if args.compile:
         # One layer is compiled and reused by all, for every length: seconds instead of minutes of compiling.
         for layer in [*talker.model.layers, *talker.code_predictor.model.layers]:
             layer.compile(dynamic=True)
+    train = Step(losses, optimizer, average, args.graphs and on_gpu)
     began = time.monotonic()
 
     def save() -> None:
-        state = {
-            "losses": losses.state_dict(),
-            "average": average.state_dict(),
-            "optimizer": optimizer.state_dict(),
-        }
-        state |= {
-            "step": step,
-            "seconds": before + time.monotonic() - began,
-            "size": vars(talker.size),
-            "used": codes.shape[1],
-        }
+        state = {"losses": losses.state_dict(), "average": average.model.state_dict()}
+        state |= {"optimizer": optimizer.state_dict(), "size": vars(talker.size), "used": losses.used}
+        state |= {"step": step, "seconds": before + time.monotonic() - began}
         torch.save(state, saved.with_suffix(".tmp"))
         saved.with_suffix(".tmp").rename(saved)
 
     def validate() -> str:
         rows.validating = True
-        average.eval()
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=on_gpu):
             found = [
                 torch.stack([first, *later[:3], later.mean(), phones])
-                for first, later, phones in (average(batch.to(device)) for batch in rows)
+                for first, later, phones in (average.model(b.to(device), c.to(device)) for b, c in rows)
             ]
         rows.validating = False
         return " ".join(f"{value:.3f}" for value in torch.stack(found).mean(0).tolist())
 
-    many = {"num_workers": args.workers, "prefetch_factor": 8, "pin_memory": True} if args.workers else {}
+    many = {"num_workers": args.workers, "prefetch_factor": 8, "pin_memory": on_gpu} if args.workers else {}
     batches = iter(DataLoader(rows, batch_size=None, **many))
-    print(
-        f"{len(tables['frames'])} utterances, {len(codes) / FRAMES_AN_HOUR:.1f} h, "
-        f"{sum(p.numel() for p in talker.parameters())} weights",
-        flush=True,
-    )
+    count = sum(weight.numel() for weight in talker.parameters())
+    hours = len(codes) / FRAMES_AN_HOUR
+    print(f"{len(tables['frames'])} utterances, {hours:.1f} h, {count} weights", flush=True)
     next_look = began + 60
     while step < args.steps:
         share = (before + time.monotonic() - began) / (60 * args.minutes)
         if share >= 1:
             break
-        rate = (
-            args.rate
-            * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share)))
-            * min(1, (step + 1) / args.warm_up)
-        )
+        rate = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))
         for group in optimizer.param_groups:
-            group["lr"] = rate
-        batch = next(batches).to(device, non_blocking=True)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            first, later, phones = losses(batch)
-        optimizer.zero_grad(set_to_none=True)
-        (first + (later * losses.weights).sum() + 0.3 * phones).backward()
-        torch.nn.utils.clip_grad_norm_(losses.parameters(), 1.0)
-        optimizer.step()
-        average.update_parameters(losses)
+            group["lr"].fill_(args.rate * rate * min(1, (step + 1) / args.warm_up))
+        batch, chosen = next(batches)
+        first, later, phones = train(
+            batch.to(device, non_blocking=True), chosen.to(device, non_blocking=True)
+        )
         step += 1
         if step % 200 == 0 or step in (1, 20):
+            seconds = time.monotonic() - began
             print(
-                f"step {step} {time.monotonic() - began:.0f} s group 0 {first:.3f} later {later.mean():.3f} "
-                f"phones {phones:.3f} rate {rate:.2e}",
+                f"step {step} {seconds:.0f} s group 0 {first:.3f} later {later:.3f} phones {phones:.3f} "
+                f"rate {rate:.3f}",
                 flush=True,
             )
         if time.monotonic() > next_look:
