@@ -199,6 +199,8 @@ class Engine:
             self._shared.join(rows, copies)
         started = prefill.started()
         self._running[request.id] = _Running(started, request.n)
+        # Chunks leave buffers of sizes that decoding never asks for.
+        mx.clear_cache()
         return [started]
 
     def _batch(self) -> Batch:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 HOLE = "\ufffd"
 Decode = Callable[[list[int]], str]
+WINDOW = 12
+"""Tokens that are decoded together before the window moves on."""
 
 
 class Detokenizer:
@@ -18,28 +20,30 @@ class Detokenizer:
         self._decode = decode
         self._skip = skip
         self._window: list[int] = []
-        self._old = 0
-        """How many tokens of the window are text already handed out, kept for the spacing of what follows."""
+        self._shown = ""
+        """The part of the window's text that has been handed out."""
 
     def push(self, token: int) -> str:
         if token in self._skip:
             return ""
         self._window.append(token)
-        text = self._text()
-        if not text or text.endswith(HOLE):
+        text = self._decode(self._window)
+        if text.endswith(HOLE):
             return ""
-        self._window = self._window[self._old :]
-        self._old = len(self._window)
-        return text
+        return self._hand_out(text)
 
     def flush(self) -> str:
         """What was held back: a character cut for good becomes one U+FFFD."""
-        text = self._text() if len(self._window) > self._old else ""
-        self._old = len(self._window)
-        return text
+        return self._hand_out(self._decode(self._window)) if self._window else ""
 
-    def _text(self) -> str:
-        return self._decode(self._window)[len(self._decode(self._window[: self._old])) :]
+    def _hand_out(self, text: str) -> str:
+        new = text[len(self._shown) :]
+        self._shown = text
+        if len(self._window) > WINDOW:
+            # The spacing of a token can depend on the one before it, so one stays.
+            self._window = self._window[-1:]
+            self._shown = self._decode(self._window)
+        return new
 
 
 class StopMatcher:
