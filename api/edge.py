@@ -10,7 +10,7 @@ from ..bus.running import Running
 from .admission import Admission
 from .catalog import Catalog
 from .errors import BusyError
-from .exchange import Exchange, Exchanges
+from .exchange import Exchanges
 from .job import SpeechJob
 from .metrics import Metrics
 from .schema import Speaking, VoiceId, check_text
@@ -31,15 +31,15 @@ class Edge:
         self.admission = Admission(self.settings.max_concurrent, self.settings.max_queued)
         self.metrics = Metrics(running, self.admission)
 
-    def speak(self, exchange: Exchange, text: str, how: Speaking, *, streamed: bool) -> Speak:
-        """The pipeline's request for a client's wishes.
+    def speak(self, request: str, text: str, how: Speaking, *, streamed: bool) -> Speak:
+        """The pipeline's request for a client's wishes, by the id `request`.
 
         :raises RequestError: an unknown model or voice, an empty or too long text.
         """
         model = self.catalog.find(how.model, "speech")
         voice = how.voice.id if isinstance(how.voice, VoiceId) else how.voice
         return Speak(
-            request=exchange.id,
+            request=request,
             model=model.name,
             text=check_text(text, self.settings.max_text_letters),
             voice=self.catalog.voice(model, voice),

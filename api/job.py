@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 class SpeechJob:
     """Start it, then iterate it for the bytes of the container. Its exchange closes it."""
 
-    def __init__(self, edge: "Edge", exchange: Exchange, speak: Speak, route: str) -> None:
-        """:raises BusyError: no place, and none to wait for; or a stage is down."""
-        edge.refuse_if_down()
+    def __init__(
+        self, edge: "Edge", exchange: Exchange, speak: Speak, route: str, *, received: float | None = None
+    ) -> None:
+        """
+        :param received: when the request began, if not with its exchange.
+        :raises BusyError: no place, and none to wait for.
+        """
         self._edge = edge
         self._exchange = exchange
         self.speak = speak
         self.route = route
         self.rate = speak.sample_rate or edge.catalog.find(speak.model).sample_rate
-        self._timing = Timing(exchange.started, self.rate)
+        self._timing = Timing(exchange.started if received is None else received, self.rate)
         self._ticket = edge.admission.enter()
         self._request = edge.client.speak(speak, chunk=edge.layout.speech.max_chunk_frames)
         self._opened = False

@@ -52,6 +52,18 @@ class SpeechBody(Speaking, kw_only=True):
     stream_format: Literal["audio", "sse"] = "audio"
 
 
+class BatchItem(Speaking, kw_only=True):
+    """One text of a batch, with what is different for it."""
+
+    input: Text
+
+
+class BatchBody(Speaking, kw_only=True):
+    """Body of `POST /v1/audio/speech/batch`: what is given beside the items holds for all of them."""
+
+    items: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+
+
 T = TypeVar("T")
 
 
@@ -59,6 +71,14 @@ async def read(kind: type[T]) -> T:
     """The JSON body of the current request.
 
     :raises RequestError: 415 for another content type, 400 for what is not JSON or not of this kind.
+    """
+    return convert(await read_json(), kind)
+
+
+async def read_json() -> Any:
+    """The JSON body of the current request, as it is.
+
+    :raises RequestError: 415 for another content type, 400 for what is not JSON.
     """
     content = request.mimetype.lower()
     if not content and "Origin" not in request.headers:  # without a type a web page could ask unasked
@@ -68,10 +88,9 @@ async def read(kind: type[T]) -> T:
         raise RequestError(text, status=415, code="unsupported_media_type")
     data = await request.get_data(cache=False)
     try:
-        value = msgspec.json.decode(data)
+        return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}", code="invalid_json") from None
-    return convert(value, kind)
 
 
 def convert(value: Any, kind: type[T]) -> T:

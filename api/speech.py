@@ -25,7 +25,7 @@ def blueprint(edge: Edge) -> Blueprint:
         body = await read(SpeechBody)
         events = body.stream_format == "sse"
         whole = body.stream is False and not events
-        speak = edge.speak(current(), body.input, body, streamed=not whole)
+        speak = edge.speak(current().id, body.input, body, streamed=not whole)
         job = SpeechJob(edge, current(), speak, "speech")
         if events:
             # The status is that of the first audio or of the refusal, unless either is long in coming.
