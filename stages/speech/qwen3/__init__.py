@@ -2,7 +2,7 @@
 
     checkpoint.load(path) / random_weights(size, dtype)  → model.Qwen3TTS
     prompt.build(model, text, …)                         → Prompt
-    model.talker.start(prompt, sampling, seed)           → state, code0, hidden      (frame 0)
+    model.talker.start(prefill, sampling, seed)          → state, code0, hidden      (frame 0)
     model.predictor.frame(hidden, code0, sub_sampling, state.key, state.frame) → codes [1, 16], embedding
     model.talker.step(state, embedding, text)            → state, code0, hidden      (next frame)
     model.codec.step(codes[:, None], codec_state)        → pcm, codec_state          ([1, n, 16] for n frames)

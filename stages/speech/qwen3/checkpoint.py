@@ -19,7 +19,7 @@ from .model import Qwen3TTS
 from .tokenizer import BytePairTokenizer, ByteTokenizer
 from .weights import Format, RandomWeights, Weights
 
-DTYPES = {"fp32": mx.float32, "bf16": mx.bfloat16, "fp16": mx.float16}
+DTYPES = {"fp64": mx.float64, "fp32": mx.float32, "bf16": mx.bfloat16, "fp16": mx.float16}
 QUANTISED = {
     "8bit": Format(64, 8, "affine"),
     "6bit": Format(64, 6, "affine"),
@@ -30,7 +30,7 @@ QUANTISED = {
 def load(path: Path, *, dtype: str | None = None) -> Qwen3TTS:
     """The model in folder `path`, its weights read and evaluated.
 
-    `dtype` (fp32, bf16, fp16) is that of all float weights; by default fp32 on the CPU, where half-precision
+    `dtype` (fp32, bf16, fp16; on the CPU also fp64) is that of all float weights; by default fp32 on the CPU, where half-precision
     products are slow, and bf16 elsewhere. Quantised layers keep their packed weights.
 
     :raises CheckpointError: a file or tensor is missing or does not fit, or the folder holds another model.

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from ...device import compiled
 from .config import ModelConfig
-from .layers import Layer
+from .layers import Layer, Turn
+from .ops import bias, rms_norm, rotary
 from .sampling import Controls, Sampling, choose, controls, noise
 from .weights import Linear, Weights
 
@@ -39,7 +41,12 @@ class CodePredictor:
         ]
         self._norm = weights.array(f"{name}.model.norm.weight", own.hidden_size)
         self._eps = own.rms_norm_eps
-        self._frame = {flag: mx.compile(self._framer(flag)) for flag in (False, True)}
+        cos, sin = rotary(mx.arange(self._groups), own.head_dim, own.rope_theta)
+        self._turns = [layer.turn(cos, sin) for layer in self._layers]
+        self._empty = mx.zeros((2, own.num_key_value_heads, self._groups, own.head_dim), weights.dtype)
+        self._causal = bias(mx.arange(2)[None] <= mx.arange(2)[:, None], weights.dtype)
+        mx.eval(self._turns, self._empty, self._causal)
+        self._frame = {flag: compiled(self._framer(flag)) for flag in (False, True)}
 
     def frame(
         self, hidden: mx.array, code0: mx.array, sampling: Sampling, key: mx.array, frame: mx.array
@@ -48,6 +55,11 @@ class CodePredictor:
         → (codes int32 [1, 16], sum of their embeddings [1, 1, H])."""
         control = controls(sampling, self._vocabulary)
         return self._frame[sampling.nucleus](hidden, code0, control, key, frame)
+
+    def embed(self, codes: mx.array) -> mx.array:
+        """The sum of the embeddings of int codes [1, 16]: [1, 1, H]."""
+        rows = [mx.take(table, codes[:, i], axis=0) for i, table in enumerate(self._embeddings)]
+        return mx.stack(rows).sum(axis=0)[:, None]
 
     def _framer(self, nucleus: bool) -> Callable[..., tuple[mx.array, mx.array]]:
         def frame(
@@ -58,10 +70,10 @@ class CodePredictor:
             embedded = mx.take(self._embeddings[0], code0, axis=0)
             codes, total = [code0], embedded
             rows = mx.concatenate([hidden, embedded], axis=1)
-            cache: list[tuple[mx.array, mx.array]] = []
+            caches = [self._empty[:] for _ in self._layers]
             for i in range(self._groups - 1):
-                last, cache = self._pass(rows, cache, 0 if i == 0 else i + 1)
-                logits = self._heads[i](last).astype(mx.float32)
+                last = self._pass(rows, caches, 0 if i == 0 else i + 1)
+                logits = self._heads[i](last)[0].astype(mx.float32)
                 code = choose(logits, gumbel[i], control, nucleus)[:, None]
                 rows = mx.take(self._embeddings[i + 1], code, axis=0)
                 codes.append(code)
@@ -70,17 +82,13 @@ class CodePredictor:
 
         return frame
 
-    def _pass(
-        self, rows: mx.array, cache: list[tuple[mx.array, mx.array]], position: int
-    ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
-        """rows [1, T, H] at `position` → (normed last row [1, hidden], cache with these rows)."""
+    def _pass(self, rows: mx.array, caches: list[mx.array], first: int) -> mx.array:
+        """rows [1, T, H] at positions first…, put into the caches → normed last row [1, 1, hidden]."""
         x = rows if self._narrow is None else self._narrow(rows)
-        grown: list[tuple[mx.array, mx.array]] = []
+        end = first + x.shape[1]
         for i, layer in enumerate(self._layers):
-            queries, keys, values = layer.project(x, position)
-            if cache:
-                keys = mx.concatenate([cache[i][0], keys], axis=2)
-                values = mx.concatenate([cache[i][1], values], axis=2)
-            grown.append((keys, values))
-            x = layer.finish(x, layer.attend(queries, keys, values, "causal" if x.shape[1] > 1 else None))
-        return mx.fast.rms_norm(x[:, -1], self._norm, self._eps), grown
+            turn = Turn(self._turns[i].along[first:end], self._turns[i].across[first:end])
+            queries, keys_values = layer.project(x, turn)
+            caches[i][:, :, first:end] = keys_values
+            x = layer.finish(x, queries, caches[i][:, :, :end], self._causal if end - first > 1 else None)
+        return rms_norm(x[:, -1:], self._norm, self._eps)

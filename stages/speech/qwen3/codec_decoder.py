@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ...device import on_cpu
+from ...device import compiled
 from .codec_layers import Conv, ConvNeXt, History, Residual, Snake, Upsample
 from .config import CodecConfig
+from .ops import attention, bias, rms_norm, rotary, silu
 from .weights import Linear, Weights, merge
 
 STEPS = (8, 4, 2, 1)
@@ -25,7 +26,7 @@ class CodecState(NamedTuple):
     tails: list[mx.array]
     """Input rows of each convolution, [1, rows, C]."""
     cache: list[mx.array]
-    """Keys and values of each layer in turn, rotated, [1, heads, window - 1, D]."""
+    """Keys, rotated, and values of each layer: [2, kv_heads, window - 1, D]."""
     position: mx.array
     """int32 [1]: frames decoded."""
 
@@ -58,15 +59,15 @@ class CodecLayer(NamedTuple):
             weights.linear(f"{attention}.o_proj", queries, width),
             weights.linear(f"{mlp}.down_proj", inner, width),
         )
-        out_scale = weights.array(f"{name}.self_attn_layer_scale.scale", width)[:, None]
-        down_scale = weights.array(f"{name}.mlp_layer_scale.scale", width)[:, None]
+        out_scale = weights.array(f"{name}.self_attn_layer_scale.scale", width)
+        down_scale = weights.array(f"{name}.mlp_layer_scale.scale", width)
         assert isinstance(qkv, Linear)
         assert isinstance(gate_up, Linear)
         return cls(
             qkv,
-            Linear(out.weight * out_scale),
+            Linear(out.matrix * out_scale),
             gate_up,
-            Linear(down.weight * down_scale),
+            Linear(down.matrix * down_scale),
             weights.array(f"{name}.input_layernorm.weight", width),
             weights.array(f"{name}.post_attention_layernorm.weight", width),
         )
@@ -77,11 +78,10 @@ class CodecDecoder:
         self._config = config
         self.samples = config.samples
         self._dtype = weights.dtype
-        latent, hidden, product = config.latent_dim, config.hidden_size, on_cpu()
+        self._inner = config.intermediate_size
+        latent, hidden = config.latent_dim, config.hidden_size
         self._tables, self._rows = _fold_quantiser(config, weights)
-        self._pre_conv = Conv.build(
-            weights, "decoder.pre_conv.conv", config.codebook_dim, latent, 3, as_product=product
-        )
+        self._pre_conv = Conv.build(weights, "decoder.pre_conv.conv", config.codebook_dim, latent, 3)
         name = "decoder.pre_transformer"
         self._into = weights.linear(f"{name}.input_proj", latent, hidden, bias=True)
         self._out_of = weights.linear(f"{name}.output_proj", hidden, latent, bias=True)
@@ -89,6 +89,11 @@ class CodecDecoder:
         self._layers = [
             CodecLayer.build(weights, f"{name}.layers.{i}", config) for i in range(config.num_hidden_layers)
         ]
+        heads, both = config.num_attention_heads, config.num_attention_heads + 2 * config.num_key_value_heads
+        index = mx.arange(both)[:, None, None]
+        self._is_value = index >= heads + config.num_key_value_heads
+        self._scale = mx.where(index < heads, config.attention_width**-0.5, 1.0)
+        mx.eval(self._is_value, self._scale)
         self._convolutions: list[Upsample | ConvNeXt | Conv | Snake | Residual] = []
         for i, rate in enumerate(config.upsampling_ratios):
             self._convolutions += [
@@ -96,9 +101,7 @@ class CodecDecoder:
                 ConvNeXt.build(weights, f"decoder.upsample.{i}.1", latent),
             ]
         width = config.decoder_dim
-        self._convolutions.append(
-            Conv.build(weights, "decoder.decoder.0.conv", latent, width, 7, as_product=product)
-        )
+        self._convolutions.append(Conv.build(weights, "decoder.decoder.0.conv", latent, width, 7))
         for i, rate in enumerate(config.upsample_rates):
             block = f"decoder.decoder.{i + 1}.block"
             self._convolutions += [
@@ -107,15 +110,15 @@ class CodecDecoder:
             ]
             width //= 2
             self._convolutions += [
-                Residual.build(weights, f"{block}.{2 + j}", width, dilation, as_product=product)
+                Residual.build(weights, f"{block}.{2 + j}", width, dilation)
                 for j, dilation in enumerate((1, 3, 9))
             ]
         last = len(config.upsample_rates) + 1
         self._convolutions += [
             Snake.build(weights, f"decoder.decoder.{last}", width),
-            Conv.build(weights, f"decoder.decoder.{last + 1}.conv", width, 1, 7, as_product=product),
+            Conv.build(weights, f"decoder.decoder.{last + 1}.conv", width, 1, 7),
         ]
-        self._compiled = mx.compile(self._step)
+        self._compiled = compiled(self._step)
 
     def start(self) -> CodecState:
         """The state before the first frame."""
@@ -127,16 +130,16 @@ class CodecDecoder:
                     rows.append((taps - 1, layer.weight.shape[0] // taps))
                 case ConvNeXt():
                     rows.append((6, layer.norm.shape[0]))
-                case Conv() if layer.kernel > 1:
-                    rows.append(_past(layer))
+                case Conv() if layer.past:
+                    rows.append((layer.past, layer.inputs))
                 case Residual(wide=wide):
-                    rows.append(_past(wide))
+                    rows.append((wide.past, wide.inputs))
                 case _:
                     pass
-        shape = (1, config.num_key_value_heads, config.sliding_window - 1, config.attention_width)
+        shape = (2, config.num_key_value_heads, config.sliding_window - 1, config.attention_width)
         return CodecState(
             [mx.zeros((1, count, width), self._dtype) for count, width in rows],
-            [mx.zeros(shape, self._dtype) for _ in range(2 * config.num_hidden_layers)],
+            [mx.zeros(shape, self._dtype) for _ in range(config.num_hidden_layers)],
             mx.zeros((1,), mx.int32),
         )
 
@@ -175,41 +178,33 @@ class CodecDecoder:
         config, steps, past = self._config, x.shape[1], self._config.sliding_window - 1
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.attention_width
         query, key = mx.arange(steps)[:, None], mx.arange(past + steps)[None]
-        visible = (key >= query) & (key <= query + past) & (key >= past - position)
+        unseen = bias((key >= query) & (key <= query + past) & (key >= past - position), x.dtype)
+        cos, sin = rotary(position + mx.arange(steps), dim, config.rope_theta)
+        along, across = (
+            self._scale * mx.where(self._is_value, 1, cos),
+            self._scale * mx.where(self._is_value, 0, sin),
+        )
         x = self._into(x)
         kept: list[mx.array] = []
-        for i, layer in enumerate(self._layers):
-            rows = layer.qkv(mx.fast.rms_norm(x, layer.input_norm, config.rms_norm_eps))
-            rows = rows.reshape(1, steps, heads + 2 * kv_heads, dim).transpose(0, 2, 1, 3)
-            turned = mx.fast.rope(
-                rows[:, : heads + kv_heads],
-                dim,
-                traditional=False,
-                base=config.rope_theta,
-                scale=1.0,
-                offset=position,
+        for before, layer in zip(cache, self._layers, strict=True):
+            rows = layer.qkv(rms_norm(x, layer.input_norm, config.rms_norm_eps)).reshape(
+                steps, -1, 2, dim // 2
             )
-            keys = mx.concatenate([cache[2 * i], turned[:, heads:]], axis=2)
-            values = mx.concatenate([cache[2 * i + 1], rows[:, heads + kv_heads :]], axis=2)
-            kept += [keys[:, :, -past:], values[:, :, -past:]]
-            attended = mx.fast.scaled_dot_product_attention(
-                turned[:, :heads], keys, values, scale=dim**-0.5, mask=visible
-            )
-            x = x + layer.out(attended.transpose(0, 2, 1, 3).reshape(1, steps, heads * dim))
-            rows = layer.gate_up(mx.fast.rms_norm(x, layer.output_norm, config.rms_norm_eps))
-            gate, up = mx.split(rows, 2, axis=-1)
-            x = x + layer.down(gate * mx.sigmoid(gate) * up)
-        return self._out_of(mx.fast.rms_norm(x, self._norm, config.rms_norm_eps)), kept
+            rows = (rows * along + rows[:, :, ::-1] * across).astype(x.dtype).reshape(steps, -1, dim)
+            queries = rows[:, :heads].swapaxes(0, 1)[None]
+            keys_values = rows[:, heads:].reshape(steps, 2, kv_heads, dim).transpose(1, 2, 0, 3)
+            window = mx.concatenate([before, keys_values], axis=2)
+            kept.append(window[:, :, -past:])
+            attended = attention(queries, window[:1], window[1:], unseen)
+            x = layer.out.add(x, attended.swapaxes(1, 2).reshape(1, steps, -1))
+            rows = layer.gate_up(rms_norm(x, layer.output_norm, config.rms_norm_eps))
+            x = layer.down.add(x, silu(rows[:, :, : self._inner]) * rows[:, :, self._inner :])
+        return self._out_of(rms_norm(x, self._norm, config.rms_norm_eps)), kept
 
 
 def to_int16(pcm: mx.array) -> mx.array:
     """float PCM within ±1 → int16 of the same shape, on the device: x * 32767 rounded to nearest, ties to even."""
     return mx.round(pcm * 32767).astype(mx.int16)
-
-
-def _past(layer: Conv) -> tuple[int, int]:
-    inputs = layer.weight.shape[0] // layer.kernel if layer.as_product else layer.weight.shape[2]
-    return (layer.kernel - 1) * layer.dilation, inputs
 
 
 def _fold_quantiser(config: CodecConfig, weights: Weights) -> tuple[mx.array, mx.array]:

@@ -1,16 +1,19 @@
-"""The codec decoder's building blocks: causal convolutions with explicit history, in a form each device does well.
+"""The codec decoder's building blocks: causal convolutions with explicit history, in forms each device does well.
 
-All rows are [1, T, C] (time, then channels). A causal convolution needs the last (kernel - 1) * dilation rows of its
-own input; `History` hands them out and collects the next ones, in the order in which the layers run.
+All rows are [1, T, C] (time, then channels). A causal convolution needs the last (kernel - 1) * dilation rows of
+its own input; `History` hands them out and collects the next ones, in the order in which the layers run.
 A transposed convolution of stride r is a product of the last kernel / r input rows with a [.., r * out] matrix, so
 its overlap is input history too and nothing has to be added up between calls.
 """
 
 from collections.abc import Iterator
+from enum import Enum
 from typing import NamedTuple
 
 import mlx.core as mx
 
+from ...device import on_cpu
+from .ops import gelu, layer_norm
 from .weights import Weights
 
 
@@ -30,43 +33,61 @@ class History:
         return joined
 
 
+class Form(Enum):
+    """How a convolution is computed."""
+
+    KERNEL = "MLX's own; weight [out, kernel, in]"
+    GATHER = "each output's input rows side by side, times [kernel * in, out]"
+    SCATTER = "each input row times [in, kernel * out], then shifted sums: cheaper when out is small"
+
+
 class Conv(NamedTuple):
-    """Causal convolution; `weight` is [kernel * in, out] when `as_product`, else [out, kernel, in]."""
+    """Causal convolution of stride 1."""
 
     weight: mx.array
     bias: mx.array
+    inputs: int
     kernel: int
     dilation: int
-    as_product: bool
+    form: Form
 
     @classmethod
     def build(
-        cls,
-        weights: Weights,
-        name: str,
-        inputs: int,
-        outputs: int,
-        kernel: int,
-        *,
-        dilation: int = 1,
-        as_product: bool,
+        cls, weights: Weights, name: str, inputs: int, outputs: int, kernel: int, *, dilation: int = 1
     ) -> "Conv":
         weight = weights.array(f"{name}.weight", outputs, inputs, kernel)
-        if as_product or kernel == 1:
-            weight = weight.transpose(2, 1, 0).reshape(kernel * inputs, outputs)
-        else:
-            weight = weight.transpose(0, 2, 1)
-        return cls(
-            mx.contiguous(weight), weights.array(f"{name}.bias", outputs), kernel, dilation, as_product
-        )
+        # MLX's convolutions on the CPU run ten times slower than products.
+        form = (Form.SCATTER if outputs < inputs else Form.GATHER) if on_cpu() or kernel == 1 else Form.KERNEL
+        match form:
+            case Form.KERNEL:
+                weight = weight.transpose(0, 2, 1)
+            case Form.GATHER:
+                weight = weight.transpose(2, 1, 0).reshape(kernel * inputs, outputs)
+            case Form.SCATTER:
+                weight = weight.transpose(1, 2, 0).reshape(inputs, kernel * outputs)
+        bias = weights.array(f"{name}.bias", outputs)
+        return cls(mx.contiguous(weight), bias, inputs, kernel, dilation, form)
 
     def __call__(self, x: mx.array, history: History) -> mx.array:
-        if self.kernel == 1:
-            return mx.addmm(self.bias, x, self.weight)
-        joined = history.extend(x, (self.kernel - 1) * self.dilation)
-        if not self.as_product:
-            return mx.conv1d(joined, self.weight, dilation=self.dilation) + self.bias
-        return mx.addmm(self.bias, taps(joined, x.shape[1], self.kernel, self.dilation), self.weight)
+        steps = x.shape[1]
+        joined = history.extend(x, self.past)
+        match self.form:
+            case Form.KERNEL:
+                return mx.conv1d(joined, self.weight, dilation=self.dilation) + self.bias
+            case Form.GATHER:
+                return mx.addmm(self.bias, taps(joined, steps, self.kernel, self.dilation), self.weight)
+            case Form.SCATTER:
+                spread, width = joined @ self.weight, self.bias.shape[0]
+                y = self.bias
+                for tap in range(self.kernel):
+                    first = tap * self.dilation
+                    y = y + spread[:, first : first + steps, tap * width : (tap + 1) * width]
+                return y
+
+    @property
+    def past(self) -> int:
+        """Input rows that the next outputs need again."""
+        return (self.kernel - 1) * self.dilation
 
 
 class Upsample(NamedTuple):
@@ -121,16 +142,12 @@ class Residual(NamedTuple):
     point: Conv
 
     @classmethod
-    def build(
-        cls, weights: Weights, name: str, channels: int, dilation: int, *, as_product: bool
-    ) -> "Residual":
+    def build(cls, weights: Weights, name: str, channels: int, dilation: int) -> "Residual":
         return cls(
             Snake.build(weights, f"{name}.act1", channels),
-            Conv.build(
-                weights, f"{name}.conv1.conv", channels, channels, 7, dilation=dilation, as_product=as_product
-            ),
+            Conv.build(weights, f"{name}.conv1.conv", channels, channels, 7, dilation=dilation),
             Snake.build(weights, f"{name}.act2", channels),
-            Conv.build(weights, f"{name}.conv2.conv", channels, channels, 1, as_product=as_product),
+            Conv.build(weights, f"{name}.conv2.conv", channels, channels, 1),
         )
 
     def __call__(self, x: mx.array, history: History) -> mx.array:
@@ -171,10 +188,9 @@ class ConvNeXt(NamedTuple):
         mixed = self.depthwise_bias
         for tap in range(kernel):
             mixed = mixed + joined[:, tap : tap + steps] * self.depthwise[tap]
-        mixed = mx.fast.layer_norm(mixed, self.norm, self.norm_bias, 1e-6)
+        mixed = layer_norm(mixed, self.norm, self.norm_bias, 1e-6)
         wide = mx.addmm(self.widen_bias, mixed, self.widen)
-        wide = wide * (1 + mx.erf(wide * 0.5**0.5)) * 0.5
-        return x + mx.addmm(self.narrow_bias, wide, self.narrow)
+        return x + mx.addmm(self.narrow_bias, gelu(wide), self.narrow)
 
 
 def taps(joined: mx.array, steps: int, kernel: int, dilation: int) -> mx.array:

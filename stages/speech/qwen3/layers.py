@@ -1,5 +1,8 @@
 """The transformer layer that the talker and the code predictor share: RMS norms, grouped-query attention with
 per-head q/k norms and rotary positions, SwiGLU. Weights are merged: one product for q, k, v, one for gate, up.
+
+Shapes: x [1, T, hidden]; the heads of one row are q, then k, then v: H = heads + 2 * kv_heads, each D wide.
+Cache: [2, kv_heads, S, D], keys and values of one layer.
 """
 
 from typing import NamedTuple
@@ -7,75 +10,92 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .config import PredictorConfig, TalkerConfig
-from .weights import Linear, Stacked, Weights, merge
+from .ops import attention, head_norm, rms_norm, silu
+from .weights import Linear, Stacked, Weights, absorb, merge
+
+
+class Turn(NamedTuple):
+    """Head norm weights, attention scale and rotation at T positions in one: row * along + flipped row * across."""
+
+    along: mx.array
+    """float32 [T, H, 2, D / 2]"""
+    across: mx.array
 
 
 class Layer(NamedTuple):
     qkv: Linear | Stacked
-    """hidden → (heads + 2 * kv_heads) * head_dim"""
     out: Linear
     gate_up: Linear | Stacked
     down: Linear
-    input_norm: mx.array
-    output_norm: mx.array
-    query_norm: mx.array
-    key_norm: mx.array
+    input_norm: mx.array | None
+    """None where it is part of `qkv`; likewise `output_norm` of `gate_up`."""
+    output_norm: mx.array | None
+    head_norm: mx.array
+    """float32 [H, 2, D / 2]: q norm times the attention scale, k norm, and ones for v."""
+    is_value: mx.array
+    """bool [H, 1, 1]: heads that are neither normed nor rotated."""
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
-    theta: float
 
     @classmethod
     def build(cls, weights: Weights, name: str, config: TalkerConfig | PredictorConfig) -> "Layer":
         width, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        query_norm = weights.array(f"{attention}.q_norm.weight", dim, dtype=mx.float32) * dim**-0.5
+        key_norm = weights.array(f"{attention}.k_norm.weight", dim, dtype=mx.float32)
+        rows = [query_norm] * heads + [key_norm] * kv_heads + [mx.ones_like(key_norm)] * kv_heads
+        qkv = merge(
+            weights.linear(f"{attention}.q_proj", width, heads * dim),
+            weights.linear(f"{attention}.k_proj", width, kv_heads * dim),
+            weights.linear(f"{attention}.v_proj", width, kv_heads * dim),
+        )
+        gate_up = merge(
+            weights.linear(f"{mlp}.gate_proj", width, inner), weights.linear(f"{mlp}.up_proj", width, inner)
+        )
+        qkv, input_norm = absorb(qkv, weights.array(f"{name}.input_layernorm.weight", width))
+        gate_up, output_norm = absorb(
+            gate_up, weights.array(f"{name}.post_attention_layernorm.weight", width)
+        )
         return cls(
-            merge(
-                weights.linear(f"{attention}.q_proj", width, heads * dim),
-                weights.linear(f"{attention}.k_proj", width, kv_heads * dim),
-                weights.linear(f"{attention}.v_proj", width, kv_heads * dim),
-            ),
+            qkv,
             weights.linear(f"{attention}.o_proj", heads * dim, width),
-            merge(
-                weights.linear(f"{mlp}.gate_proj", width, inner),
-                weights.linear(f"{mlp}.up_proj", width, inner),
-            ),
+            gate_up,
             weights.linear(f"{mlp}.down_proj", inner, width),
-            weights.array(f"{name}.input_layernorm.weight", width),
-            weights.array(f"{name}.post_attention_layernorm.weight", width),
-            weights.array(f"{attention}.q_norm.weight", dim),
-            weights.array(f"{attention}.k_norm.weight", dim),
+            input_norm,
+            output_norm,
+            mx.stack(rows).reshape(len(rows), 2, dim // 2),
+            (mx.arange(len(rows)) >= heads + kv_heads)[:, None, None],
             heads,
             kv_heads,
             dim,
             config.rms_norm_eps,
-            config.rope_theta,
         )
 
-    def project(self, x: mx.array, offset: int | mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """x [1, T, hidden] at positions offset… → q [1, heads, T, D], k and v [1, kv_heads, T, D]."""
-        rows = self.qkv(mx.fast.rms_norm(x, self.input_norm, self.eps))
-        rows = rows.reshape(*x.shape[:2], self.heads + 2 * self.kv_heads, self.head_dim)
-        queries, keys, values = mx.split(rows, [self.heads, self.heads + self.kv_heads], axis=2)
-        queries = mx.fast.rms_norm(queries, self.query_norm, self.eps).transpose(0, 2, 1, 3)
-        keys = mx.fast.rms_norm(keys, self.key_norm, self.eps).transpose(0, 2, 1, 3)
-        return self._rotate(queries, offset), self._rotate(keys, offset), values.transpose(0, 2, 1, 3)
+    def turn(self, cos: mx.array, sin: mx.array) -> Turn:
+        """This layer's part of `ops.rotary`."""
+        return Turn(self.head_norm * cos, self.head_norm[:, ::-1] * sin)
 
-    def finish(self, x: mx.array, attended: mx.array) -> mx.array:
-        """Residual, then the MLP: x [1, T, hidden], attended [1, heads, T, D] → [1, T, hidden]."""
-        joined = attended.transpose(0, 2, 1, 3).reshape(*x.shape[:2], self.heads * self.head_dim)
-        x = x + self.out(joined)
-        gate, up = mx.split(self.gate_up(mx.fast.rms_norm(x, self.output_norm, self.eps)), 2, axis=-1)
-        return x + self.down(gate * mx.sigmoid(gate) * up)
+    def project(self, x: mx.array, turn: Turn) -> tuple[mx.array, mx.array]:
+        """x [1, T, hidden] → q [1, heads, T, D], scaled, and keys with values [2, kv_heads, T, D]."""
+        steps, heads, kv_heads, dim = x.shape[1], self.heads, self.kv_heads, self.head_dim
+        rows = self.qkv(rms_norm(x, self.input_norm, self.eps)).reshape(steps, -1, 2, dim // 2)
+        normed = head_norm(rows, self.eps)
+        turned = normed * turn.along + normed[:, :, ::-1] * turn.across
+        rows = mx.where(self.is_value, rows, turned.astype(x.dtype))
+        queries, keys_values = rows[:, :heads], rows[:, heads:]
+        if steps == 1:
+            return queries.reshape(1, heads, 1, dim), keys_values.reshape(2, kv_heads, 1, dim)
+        queries = queries.reshape(1, steps, heads, dim).swapaxes(1, 2)
+        return queries, keys_values.reshape(steps, 2, kv_heads, dim).transpose(1, 2, 0, 3)
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None
-    ) -> mx.array:
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self.head_dim**-0.5, mask=mask
-        )
-
-    def _rotate(self, x: mx.array, offset: int | mx.array) -> mx.array:
-        return mx.fast.rope(x, self.head_dim, traditional=False, base=self.theta, scale=1.0, offset=offset)
+    def finish(self, x: mx.array, queries: mx.array, cache: mx.array, bias: mx.array | None) -> mx.array:
+        """Attention over the cache [2, kv_heads, S, D] (bias [T, S] or None), the MLP, and both residuals."""
+        steps = x.shape[1]
+        attended = attention(queries, cache[:1], cache[1:], bias)
+        x = self.out.add(x, (attended if steps == 1 else attended.swapaxes(1, 2)).reshape(1, steps, -1))
+        wide = self.gate_up(rms_norm(x, self.output_norm, self.eps))
+        half = wide.shape[2] // 2
+        return self.down.add(x, silu(wide[:, :, :half]) * wide[:, :, half:])

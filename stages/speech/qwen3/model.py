@@ -7,6 +7,7 @@ import mlx.core as mx
 from .code_predictor import CodePredictor
 from .codec_decoder import STEPS, CodecDecoder, to_int16
 from .config import GenerationConfig, ModelConfig, SpeechTokenizerConfig
+from .ops import silu
 from .prompt import build, text_rows
 from .talker import Talker
 from .tokenizer import Templates, Tokenizer
@@ -37,7 +38,7 @@ class PromptRows:
     def text(self, ids: mx.array) -> mx.array:
         """int [1, n] → [1, n, H]"""
         wide = self._widen(mx.take(self._table, ids, axis=0).astype(self._dtype))
-        return self._project(wide * mx.sigmoid(wide))
+        return self._project(silu(wide))
 
     def codec(self, ids: list[int]) -> mx.array:
         """Rows of the talker's own table, [1, n, H]."""
@@ -82,7 +83,7 @@ class Qwen3TTS:
             progress(done / total)
 
         prompt = build(self, "Hello there.", voice=voice, language=None, instructions=None)
-        state, code, hidden = self.talker.start(prompt, self.sampling, 0)
+        state, code, hidden = self.talker.start(prompt.prefill, self.sampling, 0)
         mx.eval(code, hidden, state.cache)
         report()
         codes, embedding = self.predictor.frame(hidden, code, self.sub_sampling, state.key, state.frame)

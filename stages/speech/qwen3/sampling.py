@@ -71,7 +71,11 @@ def noise(key: mx.array, frame: mx.array, first: int, groups: int, vocabulary: i
     """
     group = mx.arange(first, first + groups, dtype=mx.uint32)
     folded = key ^ mx.stack([mx.broadcast_to(frame.astype(mx.uint32), (groups,)), group], axis=1)
-    return mx.vmap(lambda k: mx.random.gumbel((vocabulary,), key=k))(folded)
+
+    def draw(one: mx.array) -> mx.array:
+        return mx.random.gumbel((vocabulary,), key=one)
+
+    return mx.vmap(draw)(folded)
 
 
 def penalise(logits: mx.array, seen: mx.array, penalty: mx.array) -> mx.array:
@@ -80,19 +84,22 @@ def penalise(logits: mx.array, seen: mx.array, penalty: mx.array) -> mx.array:
 
 
 def choose(logits: mx.array, gumbel: mx.array, control: Controls, nucleus: bool) -> mx.array:
-    """One id, int32 [1], from float32 logits [1, V] (suppressed ids are -inf) and noise [V].
+    """One id, int32 [1], from float32 logits [1, V] (suppressed ids are -inf) and noise [V]."""
+    picked = mx.where(control.sampled, warp(logits, control, nucleus) + gumbel, logits)
+    return mx.argmax(picked, axis=-1).astype(mx.int32)
 
-    `nucleus` is part of the trace, not of the data: top-p costs a second sort.
+
+def warp(logits: mx.array, control: Controls, nucleus: bool) -> mx.array:
+    """Temperature, top-k, top-p: float32 [1, V] → the logits to sample from, -inf where dropped.
+
+    `nucleus` is part of the trace, not of the data: top-p costs more operations. Ids that tie with the last one
+    kept by top-p stay, where the official code keeps those that its sort happens to put last.
     """
     scaled = logits / control.temperature
     ordered = mx.sort(scaled, axis=-1)
-    vocabulary = logits.shape[-1]
-    threshold = mx.take(ordered, vocabulary - control.top_k, axis=-1)[:, None]
+    threshold = mx.take(ordered, logits.shape[-1] - control.top_k, axis=-1)
     kept = mx.where(scaled < threshold, -mx.inf, scaled)
-    if nucleus:
-        kept = _nucleus(kept, ordered, threshold, control.top_p)
-    picked = mx.where(control.sampled, kept + gumbel, logits)
-    return mx.argmax(picked, axis=-1).astype(mx.int32)
+    return _nucleus(kept, ordered, threshold, control.top_p) if nucleus else kept
 
 
 def _nucleus(kept: mx.array, ordered: mx.array, threshold: mx.array, top_p: mx.array) -> mx.array:

@@ -1,7 +1,7 @@
 """The talker: one transformer step per frame → code 0 and the hidden state that the predictor starts from.
 
 Per frame: x = sum of the last frame's 16 code embeddings + the next text row  [1, 1, H]
-           layers over a preallocated cache [1, kv_heads, S, D], S a bucket of 256, 512, 1024 …
+           layers over preallocated caches [2, kv_heads, S, D], S a bucket of 256, 512, 1024 …
            code 0 sampled from [1, V] inside the same trace.
 Nothing is evaluated here: every function returns lazy arrays.
 """
@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ...device import compiled
 from .config import ModelConfig
 from .layers import Layer
-from .prompt import Prompt
+from .ops import bias, rms_norm, rotary
 from .sampling import Controls, Sampling, choose, controls, noise, penalise, request_key
 from .weights import Linear, Weights
 
@@ -29,7 +30,7 @@ class TalkerState(NamedTuple):
     """One request's state, on the device. Rebind it at each step: the old cache is then reused in place."""
 
     cache: list[mx.array]
-    """k and v of each layer in turn, [1, kv_heads, S, D]."""
+    """Keys and values of each layer, [2, kv_heads, S, D]."""
     position: mx.array
     """int32 [1]: positions filled."""
     seen: mx.array
@@ -54,21 +55,23 @@ class Talker:
         ]
         self._norm = weights.array("talker.model.norm.weight", talker.hidden_size)
         self._head: Linear = weights.linear("talker.codec_head", talker.hidden_size, talker.vocab_size)
-        self._eps = talker.rms_norm_eps
+        self._eps, self._theta = talker.rms_norm_eps, talker.rope_theta
         self._max_positions = talker.max_position_embeddings
         self._heads, self._dim = talker.num_key_value_heads, talker.head_dim
         allowed = mx.arange(talker.vocab_size) < talker.vocab_size - 1024
         ends = mx.arange(talker.vocab_size) == talker.codec_eos_token_id
         self._suppressed = mx.stack([~allowed, ~(allowed | ends)])
         mx.eval(self._suppressed)
-        self._start = {flag: mx.compile(self._starter(flag)) for flag in (False, True)}
-        self._step = {flag: mx.compile(self._stepper(flag)) for flag in (False, True)}
+        self._start = {flag: compiled(self._starter(flag)) for flag in (False, True)}
+        self._step = {flag: compiled(self._stepper(flag)) for flag in (False, True)}
 
-    def start(self, prompt: Prompt, sampling: Sampling, seed: int) -> tuple[TalkerState, mx.array, mx.array]:
+    def start(
+        self, prefill: mx.array, sampling: Sampling, seed: int
+    ) -> tuple[TalkerState, mx.array, mx.array]:
         """Prefill → (state, code0 int32 [1, 1], hidden [1, 1, H]) of frame 0."""
-        length = prompt.prefill.shape[1]
+        length = prefill.shape[1]
         padded = -(-length // PREFILL_STEP) * PREFILL_STEP
-        rows = mx.pad(prompt.prefill, [(0, 0), (0, padded - length), (0, 0)])
+        rows = mx.pad(prefill, [(0, 0), (0, padded - length), (0, 0)])
         control, key = controls(sampling, self.vocabulary), request_key(seed)
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
         seen = mx.zeros((self.vocabulary,), mx.bool_)
@@ -95,19 +98,25 @@ class Talker:
             hidden,
         )
 
-    def logits(self, prefill: mx.array, steps: mx.array) -> mx.array:
-        """Teacher forcing: prompt rows [1, L, H] and frame inputs [1, n, H] → float32 logits [n + 1, V]."""
-        rows = mx.concatenate([prefill, steps], axis=1)
-        _, hidden = self._forward(rows)
-        return self._head(hidden[0, prefill.shape[1] - 1 :]).astype(mx.float32)
+    def logits(self, hidden: mx.array) -> mx.array:
+        """hidden [1, T, H] → float32 [1, T, V], as the head gives them."""
+        return self._head(hidden).astype(mx.float32)
+
+    def admissible(self, logits: mx.array, seen: mx.array, frame: mx.array, control: Controls) -> mx.array:
+        """Repetition penalty, minimum length, suppressed ids: float32 [1, V] → [1, V], -inf where barred."""
+        barred = mx.where(frame < MIN_FRAMES, self._suppressed[0], self._suppressed[1])
+        return mx.where(barred, -mx.inf, penalise(logits, seen, control.penalty))
 
     def _forward(self, x: mx.array) -> tuple[list[mx.array], mx.array]:
+        steps = x.shape[1]
+        cos, sin = rotary(mx.arange(steps), self._dim, self._theta)
+        unseen = bias(mx.arange(steps)[None] <= mx.arange(steps)[:, None], x.dtype)
         cache: list[mx.array] = []
         for layer in self._layers:
-            queries, keys, values = layer.project(x, 0)
-            cache += [keys, values]
-            x = layer.finish(x, layer.attend(queries, keys, values, "causal"))
-        return cache, mx.fast.rms_norm(x, self._norm, self._eps)
+            queries, keys_values = layer.project(x, layer.turn(cos, sin))
+            cache.append(keys_values)
+            x = layer.finish(x, queries, keys_values, unseen)
+        return cache, rms_norm(x, self._norm, self._eps)
 
     def _starter(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array]]:
         def start(
@@ -139,15 +148,15 @@ class Talker:
             text: mx.array,
         ) -> tuple[list[mx.array], mx.array, mx.array, mx.array, mx.array, mx.array]:
             x = embedding + text
-            visible = mx.arange(cache[0].shape[2]) <= position
+            cos, sin = rotary(position, self._dim, self._theta)
+            unseen = bias((mx.arange(cache[0].shape[2]) <= position)[None], x.dtype)
             written: list[mx.array] = []
-            for index, layer in enumerate(self._layers):
-                queries, new_keys, new_values = layer.project(x, position)
-                keys = mx.slice_update(cache[2 * index], new_keys, position, axes=(2,))
-                values = mx.slice_update(cache[2 * index + 1], new_values, position, axes=(2,))
-                written += [keys, values]
-                x = layer.finish(x, layer.attend(queries, keys, values, visible))
-            hidden = mx.fast.rms_norm(x, self._norm, self._eps)
+            for past, layer in zip(cache, self._layers, strict=True):
+                queries, keys_values = layer.project(x, layer.turn(cos, sin))
+                now = mx.slice_update(past, keys_values, position, axes=(2,))
+                written.append(now)
+                x = layer.finish(x, queries, now, unseen)
+            hidden = rms_norm(x, self._norm, self._eps)
             frame = frame + 1
             code, seen = self._choose(hidden, seen, frame, key, Controls(*control), nucleus)
             return written, position + 1, seen, frame, code, hidden
@@ -164,10 +173,9 @@ class Talker:
         nucleus: bool,
     ) -> tuple[mx.array, mx.array]:
         """hidden [1, 1, H] → (code0 int32 [1, 1], seen with that code marked)."""
-        logits = penalise(self._head(hidden[:, 0]).astype(mx.float32), seen, control.penalty)
-        barred = mx.where(frame < MIN_FRAMES, self._suppressed[0], self._suppressed[1])
+        logits = self.admissible(self.logits(hidden)[0], seen, frame, control)
         gumbel = noise(key, frame, 0, 1, self.vocabulary)[0]
-        code = choose(mx.where(barred, -mx.inf, logits), gumbel, control, nucleus)
+        code = choose(logits, gumbel, control, nucleus)
         return code[:, None], seen | (mx.arange(self.vocabulary) == code)
 
     def _bucket(self, positions: int) -> int:
@@ -184,5 +192,5 @@ class Talker:
         missing = size - cache[0].shape[2]
         if missing <= 0:
             return cache
-        room = mx.zeros((1, self._heads, missing, self._dim), cache[0].dtype)
+        room = mx.zeros((2, self._heads, missing, self._dim), cache[0].dtype)
         return [mx.concatenate([part, room], axis=2) for part in cache]

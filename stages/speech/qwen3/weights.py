@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ...device import on_cpu
 from .config import CheckpointError
 
 
@@ -17,22 +18,39 @@ class Format(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """y = x @ weight.T + bias, weight [out, in], plain or MLX-quantised."""
+    """y = x @ matrix + bias, plain or MLX-quantised."""
 
-    weight: mx.array
+    matrix: mx.array
+    """[in, out]; packed [out, in * bits / 32] when quantised."""
+    bias: mx.array | None = None
     scales: mx.array | None = None
     zeros: mx.array | None = None
-    bias: mx.array | None = None
     format: Format | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self.format is not None:
-            assert self.scales is not None
-            y = mx.quantized_matmul(
-                x, self.weight, self.scales, self.zeros, transpose=True, **self.format._asdict()
-            )
-            return y if self.bias is None else y + self.bias
-        return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
+        if self.format is None:
+            return x @ self.matrix if self.bias is None else mx.addmm(self.bias, x, self.matrix)
+        y = self._packed(x, self.format)
+        return y if self.bias is None else y + self.bias
+
+    def add(self, residual: mx.array, x: mx.array) -> mx.array:
+        """residual + y, for a layer without bias."""
+        if self.format is None:
+            return mx.addmm(residual, x, self.matrix)
+        return residual + self._packed(x, self.format)
+
+    def _packed(self, x: mx.array, form: Format) -> mx.array:
+        assert self.scales is not None
+        return mx.quantized_matmul(
+            x,
+            self.matrix,
+            self.scales,
+            self.zeros,
+            transpose=True,
+            group_size=form.group_size,
+            bits=form.bits,
+            mode=form.mode,
+        )
 
 
 class Stacked(NamedTuple):
@@ -46,16 +64,33 @@ class Stacked(NamedTuple):
 
 def merge(*parts: Linear) -> Linear | Stacked:
     """One layer whose output is the outputs of `parts` side by side (q, k, v; gate, up)."""
-    if any(part.format != parts[0].format or part.bias is not None for part in parts):
+    form = parts[0].format
+    if any(part.format != form or part.bias is not None for part in parts):
         return Stacked(parts)
+    if form is None:
+        return Linear(packed([part.matrix.T for part in parts]))
 
     def rows(values: list[mx.array | None]) -> mx.array | None:
         present = [value for value in values if value is not None]
         return mx.concatenate(present, axis=0) if present else None
 
-    weight = mx.concatenate([part.weight for part in parts], axis=0)
+    matrix = mx.concatenate([part.matrix for part in parts], axis=0)
     scales, zeros = rows([part.scales for part in parts]), rows([part.zeros for part in parts])
-    return Linear(weight, scales, zeros, None, parts[0].format)
+    return Linear(matrix, None, scales, zeros, form)
+
+
+def absorb(layer: Linear | Stacked, norm: mx.array) -> tuple[Linear | Stacked, mx.array | None]:
+    """The layer with the norm's weight in its rows, where that saves an operation and costs no precision."""
+    if on_cpu() and isinstance(layer, Linear) and layer.format is None and norm.dtype == mx.float32:
+        return layer._replace(matrix=layer.matrix * norm[:, None]), None
+    return layer, norm
+
+
+def packed(rows: list[mx.array]) -> mx.array:
+    """Matrices [out, in] below one another, transposed to [in, out] in the memory order the device is fast with."""
+    joined = mx.concatenate(rows, axis=0) if len(rows) > 1 else rows[0]
+    # GPU kernels read a matrix-vector product along rows of [out, in]; OpenBLAS prefers [in, out].
+    return mx.contiguous(joined.T) if on_cpu() else joined.T
 
 
 class Weights:
@@ -91,38 +126,35 @@ class Weights:
         offset = self.array(f"{name}.bias", outputs) if bias else None
         scales = self._arrays.get(f"{name}.scales")
         if scales is None:
-            return Linear(self.array(f"{name}.weight", outputs, inputs), bias=offset)
+            return Linear(packed([self.array(f"{name}.weight", outputs, inputs)]), offset)
         form = self._format(name)
-        packed = self._arrays.get(f"{name}.weight")
+        words = self._arrays.get(f"{name}.weight")
         width = inputs * form.bits // 32
-        if packed is None or packed.shape != (outputs, width):
-            found = "nothing" if packed is None else list(packed.shape)
+        if words is None or words.shape != (outputs, width):
+            found = "nothing" if words is None else list(words.shape)
             self._faults.append(f"{name}.weight is {found} instead of {form.bits}-bit [{outputs}, {width}]")
-            return Linear(mx.zeros((outputs, inputs), self.dtype), bias=offset)
+            return Linear(mx.zeros((inputs, outputs), self.dtype), offset)
         zeros = self._arrays.get(f"{name}.biases")
         if form.mode == "affine":
             scales = scales.astype(self.dtype)
             zeros = None if zeros is None else zeros.astype(self.dtype)
-        return Linear(packed, scales, zeros, offset, form)
+        return Linear(words, offset, scales, zeros, form)
 
-    def table(self, name: str, rows: int, width: int) -> mx.array:
+    def table(self, name: str, rows: int, width: int, dtype: mx.Dtype | None = None) -> mx.array:
         """An embedding [rows, width], dequantised if the converter quantised it."""
+        if f"{name}.scales" not in self._arrays:
+            return self.array(f"{name}.weight", rows, width, dtype=dtype)
         layer = self.linear(name, width, rows)
-        if layer.format is None:
-            return layer.weight
-        assert layer.scales is not None
-        table = mx.dequantize(layer.weight, layer.scales, layer.zeros, **layer.format._asdict())
-        return table.astype(self.dtype)
+        if layer.format is None or layer.scales is None:
+            return layer.matrix.T
+        table = mx.dequantize(layer.matrix, layer.scales, layer.zeros, **layer.format._asdict())
+        return table.astype(dtype or self.dtype)
 
     def stored_table(self, name: str, rows: int, width: int) -> mx.array:
-        """A plain embedding in the dtype it is stored in."""
-        found = self._arrays.get(f"{name}.weight")
-        if found is None or f"{name}.scales" in self._arrays:
-            return self.table(name, rows, width)
-        return self.array(f"{name}.weight", rows, width, dtype=found.dtype)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._arrays
+        """An embedding in the dtype it is stored in."""
+        stored = self._arrays.get(f"{name}.weight")
+        plain = stored is not None and f"{name}.scales" not in self._arrays
+        return self.table(name, rows, width, stored.dtype if plain and stored is not None else None)
 
     def check(self) -> None:
         """:raises CheckpointError: some tensors asked for so far were missing or had the wrong shape."""
@@ -158,12 +190,9 @@ class RandomWeights(Weights):
         plain = super().linear(name, inputs, outputs, bias=bias)
         if self._quantised is None:
             return plain
-        packed, scales, *zeros = mx.quantize(plain.weight, **self._quantised._asdict())
-        mx.eval(packed, scales, zeros)
-        return Linear(packed, scales, zeros[0] if zeros else None, plain.bias, self._quantised)
-
-    def table(self, name: str, rows: int, width: int) -> mx.array:
-        return self.array(f"{name}.weight", rows, width)
+        words, scales, *zeros = mx.quantize(plain.matrix.T, **self._quantised._asdict())
+        mx.eval(words, scales, zeros)
+        return Linear(words, plain.bias, scales, zeros[0] if zeros else None, self._quantised)
 
 
 def _keys() -> Iterator[mx.array]:
