@@ -24,7 +24,7 @@ import zmq.asyncio
 from . import wire
 from .body import Body
 from .control import Beat, Failed, Relink, Stop, ToProcess
-from .errors import VivavoceError
+from .errors import VivavoceError, innermost
 from .keys import Keys, gate
 from .layout import Layout
 from .loop import Station
@@ -55,7 +55,10 @@ def main() -> None:
     # A service manager tells every process at once to end; only the parent knows what has to be finished first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(PARENT_GONE)
+    task = msgspec.json.decode(line, type=Task)
     folder = Path(task.folder or tempfile.mkdtemp(prefix="vivavoce-"))
     threading.Thread(target=_end_with_parent, args=[folder], daemon=True).start()
     try:
@@ -80,7 +83,7 @@ async def _live(task: Task, folder: Path) -> int:
         await _serve(task, folder, context, control)
         return 0
     except (VivavoceError, ExceptionGroup) as error:
-        cause = _innermost(error)
+        cause = innermost(error)
         if not isinstance(cause, VivavoceError):
             raise
         await control.send(wire.encode(Failed(str(cause))))
@@ -134,12 +137,6 @@ async def _obey(control: zmq.asyncio.Socket, body: Body, scope: anyio.CancelScop
                 scope.cancel()
             case other:
                 raise TypeError(f"a stage process takes no {type(other).__name__}")
-
-
-def _innermost(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 if __name__ == "__main__":

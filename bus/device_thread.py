@@ -11,7 +11,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from .control import Notice, Progress, Ready, Relink
-from .errors import StartError, VivavoceError
+from .errors import StartError, VivavoceError, innermost
 from .loop import Station
 
 Commands = MemoryObjectReceiveStream[Relink]
@@ -75,7 +75,7 @@ class DeviceThread:
         try:
             anyio.run(self._run)
         except BaseException as error:  # the thread's boundary: told to whoever waits, re-raised nowhere else
-            cause = _single(error)
+            cause = innermost(error)
             if not self._ready.done():
                 self._ready.set_exception(cause)
             self._over.set_exception(cause)
@@ -97,9 +97,3 @@ class DeviceThread:
         else:
             loop, notify = self._listener
             loop.call_soon_threadsafe(notify, notice)
-
-
-def _single(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error

@@ -29,3 +29,10 @@ class RequestError(VivavoceError):
     ) -> None:
         super().__init__(message)
         self.failure = Failure(status=status, code=code, message=message, param=param)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What task groups have wrapped, as long as it is one thing."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

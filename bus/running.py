@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -15,7 +16,7 @@ import zmq
 from .body import Body
 from .client import Client
 from .control import Beat, ModelInfo, Notice, Ready, Relink
-from .errors import StartError
+from .errors import StartError, innermost
 from .keys import Keys, gate
 from .keys import read as read_keys
 from .layout import Layout
@@ -85,6 +86,7 @@ class Running:
         self._failure: str | None = None
         self._body: Body | None = None
         self._up = False
+        self._change = anyio.Event()
         self._early = ""
         """Which process ended before all of them served."""
         self._stack = AsyncExitStack()
@@ -92,13 +94,23 @@ class Running:
         """Address where outside programs of this user can listen."""
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            await self._start(stack)
-            self._stack = stack.pop_all()
+        try:
+            async with AsyncExitStack() as stack:
+                await self._start(stack)
+                self._stack = stack.pop_all()
+        except BaseExceptionGroup as group:
+            raise innermost(group) from None
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._stack.__aexit__(*error)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._stack.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            # What the block raised itself goes on as it was.
+            if (cause := innermost(group)) is not error:
+                raise cause from None
 
     async def _start(self, stack: AsyncExitStack) -> None:
         folder = stack.enter_context(run_folder())
@@ -119,6 +131,7 @@ class Running:
                     module=self._module,
                     notify=self._notify,
                     died=self._died,
+                    changed=self._changed,
                     keys=keys,
                     taps=taps,
                 )
@@ -206,6 +219,19 @@ class Running:
         for supervisor in self._supervisors:
             if supervisor is not dead:
                 supervisor.tell(command)
+
+    def _changed(self) -> None:
+        self._change.set()
+
+    async def wait_served(self) -> None:
+        """Until everything can be served again."""
+        while self.outage() is not None:
+            await self.beat()
+
+    async def beat(self) -> None:
+        """Until some process has said how it is, or has ended."""
+        self._change = anyio.Event()
+        await self._change.wait()
 
     @property
     def failed(self) -> str | None:

@@ -44,10 +44,14 @@ class Supervisor:
         module: str = "vivavoce.stages.host",
         notify: Callable[[Loading], None],
         died: Callable[["Supervisor", str], None],
+        changed: Callable[[], None] = lambda: None,
         keys: Keys | None = None,
         taps: str | None = None,
     ) -> None:
-        """`died` is called when an incarnation has ended unasked, before the next one is started."""
+        """
+        :param died: called when an incarnation has ended unasked, before the next one is started.
+        :param changed: called when the process has said something, or has ended.
+        """
         self.name = name
         self.state = "loading"
         """`loading`, `ready`, `restarting`, `failed` (given up) or `stopped`."""
@@ -69,6 +73,7 @@ class Supervisor:
         self._module = module
         self._notify = notify
         self._died = died
+        self._changed = changed
         self._keys = keys
         self._taps = taps
         self._control: zmq.asyncio.Socket | None = None
@@ -107,6 +112,7 @@ class Supervisor:
             self.state = "failed" if hopeless else "restarting"
             self._pause_s = min(self._settings.backoff_s * 2 ** (in_a_row - 1), self._settings.backoff_max_s)
             self._died(self, self.why)
+            self._changed()
             if hopeless:
                 log.error("process %s is given up after %d attempts", self.name, in_a_row)
                 return
@@ -181,6 +187,7 @@ class Supervisor:
             except msgspec.DecodeError as error:
                 self._end(process, f"it said what cannot be understood: {error}")
             self._heard.set()
+            self._changed()
 
     def _take(self, message: Loading | Ready | Failed | Beat) -> None:
         match message:
