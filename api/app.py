@@ -5,7 +5,7 @@ from typing import Any, cast
 from quart import Quart, Response, request
 
 from ..bus.running import Running
-from . import auth, batch, cors, errors, health, metrics, models, speech, voices
+from . import auth, batch, cors, errors, health, metrics, models, socket, speech, voices
 from .edge import Edge
 from .exchange import Guard, current
 
@@ -21,7 +21,7 @@ def create_app(running: Running) -> Quart:
     cors.install(app, edge.settings)
     auth.install(app, edge.settings)
     errors.install(app)
-    for part in (speech, batch, voices, models, health):
+    for part in (speech, batch, socket, voices, models, health):
         app.register_blueprint(part.blueprint(edge))
     app.register_blueprint(metrics.blueprint(edge.metrics))
 

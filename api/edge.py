@@ -31,8 +31,12 @@ class Edge:
         self.admission = Admission(self.settings.max_concurrent, self.settings.max_queued)
         self.metrics = Metrics(running, self.admission)
 
-    def speak(self, request: str, text: str, how: Speaking, *, streamed: bool) -> Speak:
+    def speak(
+        self, request: str, text: str, how: Speaking, *, streamed: bool, more_text: bool = False
+    ) -> Speak:
         """The pipeline's request for a client's wishes, by the id `request`.
+
+        :param more_text: the text is only a beginning.
 
         :raises RequestError: an unknown model or voice, an empty or too long text.
         """
@@ -41,7 +45,8 @@ class Edge:
         return Speak(
             request=request,
             model=model.name,
-            text=check_text(text, self.settings.max_text_letters),
+            text=text if more_text else check_text(text, self.settings.max_text_letters),
+            more_text=more_text,
             voice=self.catalog.voice(model, voice),
             language=how.language,
             instructions=how.instructions,

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from quart import Quart, Response, request
+from quart import Quart, Response, has_request_context, request, websocket
+from quart.wrappers.base import BaseRequestWebsocket
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from ..bus.errors import RequestError
@@ -43,9 +44,14 @@ def shape_of(path: str) -> Shape:
     return next((shape for prefix, shape in SHAPES.items() if path.startswith(prefix)), openai_shape)
 
 
+def asked() -> BaseRequestWebsocket:
+    """The request or WebSocket being handled."""
+    return request if has_request_context() else websocket
+
+
 def answer(failure: Failure, *, retry_after_s: int | None = None) -> Response:
     """The failure in the shape that the requested path has."""
-    body = shape_of(request.path)(failure, current().name)
+    body = shape_of(asked().path)(failure, current().name)
     response = Response(msgspec.json.encode(body), failure.status, content_type="application/json")
     if retry_after_s is not None:
         response.headers["Retry-After"] = str(retry_after_s)
@@ -83,7 +89,7 @@ def install(app: Quart) -> None:
         code, text = _HTTP.get(
             status, (error.name.lower().replace(" ", "_"), error.description or error.name)
         )
-        text = text.format(path=request.path, method=request.method)
+        text = text.format(path=asked().path, method=getattr(asked(), "method", "WebSocket"))
         response = answer(Failure(status=status, code=code, message=text))
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
@@ -91,7 +97,7 @@ def install(app: Quart) -> None:
 
     @app.errorhandler(Exception)
     async def unexpected(error: Exception) -> Response:
-        log.exception("%s %s failed", request.method, request.path, exc_info=error)
+        log.error("%s failed", asked().path, exc_info=error)
         return answer(Failure(status=500, code="internal_error", message=f"The server failed: {error}"))
 
     _ = refused, http, unexpected

@@ -1,9 +1,11 @@
 """One speech request from admission to its one ending, whatever protocol carries it."""
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Self
 
 import anyio
+import msgspec
 
 from ..bus.messages import Audio, Ending, Failure, Speak
 from .errors import refusal
@@ -37,6 +39,8 @@ class SpeechJob:
         self._first = b""
         self._ending: Ending | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._texts: deque[tuple[str, bool]] = deque()
+        self._sending = anyio.Lock()
         exchange.counted = True
         exchange.own(self)
 
@@ -57,11 +61,24 @@ class SpeechJob:
             self._timing.admitted()
             with anyio.CancelScope(shield=True):
                 await self._request.open()
+                await self._send_texts()
         while not self.started:
             self._first = await self._piece()
         if self._ending is not None and not self._first:
             raise refusal(self.failure() or Failure(500, "no_audio", "The model made no audio."))
         return self
+
+    async def text(self, text: str, *, final: bool) -> None:
+        """More of the text of a request that was opened with a beginning; `final` ends it."""
+        self._texts.append((text, final))
+        if self._opened and not self._closed:
+            await self._send_texts()
+
+    async def _send_texts(self) -> None:
+        async with self._sending:
+            while self._texts:
+                text, final = self._texts.popleft()
+                await self._request.text(text, final=final)
 
     async def wait(self) -> None:
         """Until more is here, or the ending, without taking it."""
@@ -104,7 +121,9 @@ class SpeechJob:
         return ending.failure or Failure(status=503, code="stopped", message=self._exchange.why)
 
     def figures(self) -> Figures:
-        return self._timing.figures(self._request.parked_s)
+        figures = self._timing.figures(self._request.parked_s)
+        # Where the text was still coming, waiting for it cannot be told from work.
+        return msgspec.structs.replace(figures, rtf=None) if self.speak.more_text else figures
 
     def close(self) -> None:
         if self._closed:

@@ -52,6 +52,15 @@ class SpeechBody(Speaking, kw_only=True):
     stream_format: Literal["audio", "sse"] = "audio"
 
 
+class SessionConfig(Speaking, kw_only=True):
+    """`session.config` on the WebSocket: how the next utterances are to be spoken."""
+
+    stream_audio: bool = True
+    """False sends an utterance's audio in one piece."""
+    chunk_format: Literal["binary", "json"] = "binary"
+    """Audio as binary messages, or as `audio.chunk` with base64."""
+
+
 class BatchItem(Speaking, kw_only=True):
     """One text of a batch, with what is different for it."""
 
@@ -131,12 +140,17 @@ def check_text(text: str, longest: int) -> str:
 
     :raises RequestError: nothing but white space and invisible characters, or too long.
     """
-    if len(text) > longest:
-        raise RequestError(
-            f"`input` has {len(text)} letters; at most {longest} are taken.",
-            "input",
-            code="string_above_max_length",
-        )
+    check_length(len(text), longest)
     if not any(unicodedata.category(letter)[0] not in "ZC" for letter in text):
         raise RequestError("`input` is empty: there is nothing to say.", "input", code="empty_input")
     return text
+
+
+def check_length(letters: int, longest: int) -> None:
+    """:raises RequestError: the text is too long."""
+    if letters > longest:
+        raise RequestError(
+            f"`input` has {letters} letters; at most {longest} are taken.",
+            "input",
+            code="string_above_max_length",
+        )
