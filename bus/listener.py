@@ -70,11 +70,13 @@ class _Ears:
         kind: str | None = None,
         request: str | None = None,
         keys_file: str | Path | None = None,
+        backlog: int = 1000,
     ) -> None:
         """
         :param address: `ipc://…` or `tcp://…`; None finds the server.
         :param kind: text, codes, pcm, timing or ending; None is all of them.
         :param keys_file: a client's file of keys, for TCP.
+        :param backlog: messages kept until they are read; what comes after is lost.
         :raises TapError: no server, several, or no keys.
         :raises LayoutError: the keys cannot be used.
         """
@@ -83,6 +85,7 @@ class _Ears:
         self.address = address or find()
         self.missed = 0
         """Messages lost so far."""
+        self._backlog = backlog
         self._stage = stage or (KINDS[kind] if kind else None)
         self._kind = kind
         self._request = request
@@ -97,6 +100,7 @@ class _Ears:
 
     def _open(self, socket: zmq.Socket[Any]) -> None:
         socket.linger = 0
+        socket.rcvhwm = self._backlog
         if self._keys is not None:
             self._keys.connect(socket)
         topic = f"{self._stage}." if self._stage else ""

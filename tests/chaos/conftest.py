@@ -9,7 +9,6 @@ import anyio
 import psutil
 import pytest
 
-from vivavoce.bus import run_folder
 from vivavoce.bus.layout import parse
 from vivavoce.bus.running import Running
 
@@ -111,16 +110,19 @@ def start(vices: Path) -> Start:
     """Runs a layout, and checks after it that nothing is left."""
 
     @asynccontextmanager
-    async def running(name: str, **supervision: float) -> AsyncGenerator[Running]:
+    async def running(name: str, extra: str = "", **supervision: float) -> AsyncGenerator[Running]:
         before = {child.pid for child in psutil.Process().children(recursive=True)}
         try:
-            made = Running(parse(layout_text(name, **supervision), "test.toml"), module="vices")
+            made = Running(parse(layout_text(name, **supervision) + extra, "test.toml"), module="vices")
             async with made:
+                assert made.tap is not None
+                folder = Path(made.tap.removeprefix("ipc://")).parent
+                assert folder.is_dir()
                 with anyio.fail_after(60):
                     yield made
+            assert not folder.exists()
         finally:
             after = {child.pid for child in psutil.Process().children(recursive=True)}
             assert after <= before
-            assert list(run_folder.base().iterdir()) == []
 
     return running
