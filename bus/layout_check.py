@@ -1,16 +1,20 @@
 """What is wrong with a layout that decodes but cannot run."""
 
+import re
 from collections.abc import Iterator
+
+import msgspec
 
 from .layout import Layout
 from .messages import FAMILIES, LINKS
 
+_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 STAGES = ("api", *(stage for family in FAMILIES.values() for stage in family))
 
 
 def find_problem(layout: Layout) -> str | None:
     """The first problem as `key: why; what is allowed`, None for a layout that can run."""
-    for check in (_placement, _families, _links, _numbers, _cycle):
+    for check in (_placement, _families, _links, _network, _numbers, _cycle):
         for problem in check(layout):
             return problem
     return None
@@ -65,6 +69,39 @@ def _links(layout: Layout) -> Iterator[str]:
         seen.add(edge)
 
 
+def _network(layout: Layout) -> Iterator[str]:
+    """What goes over TCP, and that nothing does so without keys."""
+    api = layout.place("api")
+    addresses = {
+        **{f"link.{link.source}→{link.target}.address": link.address for link in layout.link},
+        **{f"process.{process.name}.control": process.control for process in layout.process},
+        "taps.address": layout.taps.address,
+    }
+    given = {key: address for key, address in addresses.items() if address is not None}
+    for key, address in given.items():
+        if not _TCP.fullmatch(address):
+            yield f"{key}: {address!r} is no address; allowed: tcp://HOST:PORT"
+        if layout.keys is None:
+            yield f"{key}: {address} would be open to all; make `keys` with `vivavoce keys` and name their file"
+    if len(set(given.values())) < len(given):
+        yield f"two of {', '.join(given)} are the same address"
+    for process in layout.process:
+        if api is not None and process.name == api[0] and (process.control or process.python):
+            yield f"process.{process.name}: it runs the API and starts the others; remove control and python"
+    for link in layout.links():
+        source, target = layout.place(link.source), layout.place(link.target)
+        assert source is not None
+        assert target is not None
+        if source[0] == target[0]:
+            if link.address is not None:
+                yield f"link.{link.source}→{link.target}.address: both ends are in process {source[0]!r}; remove it"
+        elif link.address is None and any(layout.find(end[0]).control for end in (source, target)):
+            yield (
+                f"link.{link.source}→{link.target}: one end is on another machine; "
+                'give the link an address = "tcp://HOST:PORT" of the machine that runs its target'
+            )
+
+
 def _numbers(layout: Layout) -> Iterator[str]:
     least = {
         "api.max_concurrent": layout.api.max_concurrent,
@@ -72,11 +109,18 @@ def _numbers(layout: Layout) -> Iterator[str]:
         "speech.max_chunk_frames": layout.speech.max_chunk_frames,
         "speech.repeat_limit_frames": layout.speech.repeat_limit_frames,
         "speech.frames_floor": layout.speech.frames_floor,
+        "taps.backlog": layout.taps.backlog,
         **{f"link.{link.source}→{link.target}.capacity": link.capacity for link in layout.link},
     }
     for key, value in least.items():
         if value < 1:
             yield f"{key}: {value} is too small; allowed: 1 or more"
+    for key, value in msgspec.structs.asdict(layout.supervision).items():
+        if value < 0 or (value == 0 and key != "max_restarts"):
+            yield f"supervision.{key}: {value} is too small; allowed: above 0"
+    if layout.supervision.silence_s < 2 * layout.supervision.beat_s:
+        least = 2 * layout.supervision.beat_s
+        yield f"supervision.silence_s: less than two beats is too small; allowed: {least:g} or more"
     if layout.speech.lookahead_frames <= layout.speech.max_chunk_frames:
         # A chunk is handed out when the frame after it has been begun: with less the two would wait for each other.
         yield (

@@ -64,11 +64,12 @@ TEXTS = {"split": SPLIT, "own": OWN, "one": ONE}
 
 
 def layout_text(name: str, **supervision: float) -> str:
+    """One of the layouts, or the given text, with these settings of its supervision."""
     settings = SUPERVISION
     for key, value in supervision.items():
         lines = [line for line in settings.splitlines() if not line.startswith(f"{key} ")]
         settings = "\n".join([*lines, f"{key} = {value}"])
-    return TEXTS[name] + settings
+    return TEXTS.get(name, name) + settings
 
 
 @pytest.fixture
@@ -110,10 +111,13 @@ def start(vices: Path) -> Start:
     """Runs a layout, and checks after it that nothing is left."""
 
     @asynccontextmanager
-    async def running(name: str, extra: str = "", **supervision: float) -> AsyncGenerator[Running]:
+    async def running(
+        name: str, *, head: str = "", extra: str = "", **supervision: float
+    ) -> AsyncGenerator[Running]:
         before = {child.pid for child in psutil.Process().children(recursive=True)}
         try:
-            made = Running(parse(layout_text(name, **supervision) + extra, "test.toml"), module="vices")
+            text = head + layout_text(name, **supervision) + extra
+            made = Running(parse(text, "test.toml"), module="vices")
             async with made:
                 assert made.tap is not None
                 folder = Path(made.tap.removeprefix("ipc://")).parent
