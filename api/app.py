@@ -5,7 +5,20 @@ from typing import Any, cast
 from quart import Quart, Response, request
 
 from ..bus.running import Running
-from . import auth, batch, cors, errors, health, metrics, models, socket, speech, voices
+from . import (
+    auth,
+    batch,
+    cors,
+    errors,
+    health,
+    metrics,
+    models,
+    openapi,
+    page,
+    socket,
+    speech,
+    voices,
+)
 from .edge import Edge
 from .exchange import Guard, current
 
@@ -24,6 +37,10 @@ def create_app(running: Running) -> Quart:
     for part in (speech, batch, socket, voices, models, health):
         app.register_blueprint(part.blueprint(edge))
     app.register_blueprint(metrics.blueprint(edge.metrics))
+    app.register_blueprint(page.blueprint())
+    documented = (speech, batch, voices, models, health, metrics, page, openapi)
+    operations = [operation for part in documented for operation in part.OPERATIONS]
+    app.register_blueprint(openapi.blueprint(operations))
 
     @app.after_request
     async def account(response: Response) -> Response:

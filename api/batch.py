@@ -14,8 +14,19 @@ from .edge import Edge
 from .errors import openai_shape
 from .exchange import Exchange, current
 from .job import SpeechJob
+from .operations import INFERENCE, Operation
 from .schema import BatchBody, BatchItem, convert, read_json
 from .speech import done
+
+OPERATIONS = (
+    Operation(
+        method="post",
+        path="/v1/audio/speech/batch",
+        summary="Speak several texts, each with its own result or error.",
+        body=BatchBody,
+        errors=INFERENCE,
+    ),
+)
 
 AT_ONCE = 4
 """Items of one batch in the pipeline at the same time."""

@@ -8,6 +8,17 @@ import msgspec
 from quart import Blueprint
 
 from .edge import Edge
+from .operations import Operation
+
+OPERATIONS = (
+    Operation(
+        method="get", path="/health", summary="Every process and its state.", unready="A pipeline is gone."
+    ),
+    Operation(method="get", path="/ready", summary="Whether new work is taken.", unready="It is not."),
+    Operation(method="get", path="/readyz", summary="The same as /ready.", unready="It is not."),
+    Operation(method="get", path="/v1/test", summary="Says ok, for clients that look for it."),
+    Operation(method="get", path="/version", summary="This server's version."),
+)
 
 
 def blueprint(edge: Edge) -> Blueprint:

@@ -10,7 +10,17 @@ from quart import Blueprint, Response
 
 from ..bus.running import Running
 from .admission import Admission
+from .operations import Operation
 from .timing import Figures
+
+OPERATIONS = (
+    Operation(
+        method="get",
+        path="/metrics",
+        summary="Figures for Prometheus.",
+        answers={"text/plain": {"type": "string"}},
+    ),
+)
 
 _FIRST_AUDIO = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 5, 10, 30)
 _RTF = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2, 3, 5)

@@ -7,7 +7,18 @@ from quart import Blueprint
 
 from ..bus.control import ModelInfo
 from .edge import Edge
+from .operations import Operation
 from .voices import voices_of
+
+OPERATIONS = (
+    Operation(method="get", path="/v1/models", summary="The models that are served."),
+    Operation(
+        method="get",
+        path="/v1/models/{name}",
+        summary="One model, by its name or an alias, with its voices.",
+        errors=(404,),
+    ),
+)
 
 
 def blueprint(edge: Edge) -> Blueprint:

@@ -14,7 +14,22 @@ from .edge import Edge
 from .errors import BrokenOffError, openai_shape
 from .exchange import current
 from .job import SpeechJob
+from .operations import INFERENCE, Operation
 from .schema import SpeechBody, read
+
+OPERATIONS = (
+    Operation(
+        method="post",
+        path="/v1/audio/speech",
+        summary="Speak a text: streamed as it is made, as events, or whole.",
+        body=SpeechBody,
+        answers={
+            **{kind.content_type: {"type": "string", "format": "binary"} for kind in FORMATS.values()},
+            "text/event-stream": {"type": "string"},
+        },
+        errors=INFERENCE,
+    ),
+)
 
 
 def blueprint(edge: Edge) -> Blueprint:

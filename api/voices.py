@@ -7,6 +7,25 @@ from quart import Blueprint, request
 from ..bus.control import ModelInfo
 from .catalog import Catalog
 from .edge import Edge
+from .operations import OBJECT, Operation
+
+OPERATIONS = (
+    Operation(
+        method="get",
+        path="/v1/audio/voices",
+        summary="The voices that can be asked for.",
+        query={"legacy": "`true` for plain names.", "model": "Only those of this model."},
+        errors=(404,),
+    ),
+    Operation(
+        method="get",
+        path="/v1/audio/speech/voices",
+        summary="One entry for each model and voice.",
+        query={"model_id": "Only those of this model."},
+        answers={"application/json": {"type": "array", "items": OBJECT}},
+        errors=(404,),
+    ),
+)
 
 
 def blueprint(edge: Edge) -> Blueprint:

@@ -139,7 +139,7 @@ async def test_wrong_method_and_route(http: httpx.AsyncClient) -> None:
         reply = await http.request(method, SPEECH)
         assert reply.status_code == 405
         assert "POST" in reply.headers["allow"]
-    for path in ("/", "/v1/", "/v1/audio/models", "/v1/readyz", "/v1/nothing"):
+    for path in ("/v1/", "/v1/audio/models", "/v1/readyz", "/v1/nothing"):
         if (reply := await http.get(path)).status_code != 200:
             assert reply.status_code == 404
             assert error_of(reply)["code"] == "not_found"

@@ -1,0 +1,90 @@
+"""`/openapi.json`, made from the structs that the routes decode with, and a page that shows it."""
+
+import importlib.metadata
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from quart import Blueprint, Response
+
+from .operations import ErrorBody, Operation, cause
+
+OPERATIONS = (
+    Operation(method="get", path="/openapi.json", summary="This document."),
+    Operation(
+        method="get",
+        path="/docs",
+        summary="A page that shows this document.",
+        answers={"text/html": {"type": "string"}},
+    ),
+)
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document."""
+    kinds = [operation.body for operation in operations if operation.body is not None]
+    (problem, *bodies), schemas = msgspec.json.schema_components(
+        [ErrorBody, *kinds], ref_template="#/components/schemas/{name}"
+    )
+    described = dict(zip(kinds, bodies, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        path = paths.setdefault(operation.path, {})
+        path[operation.method] = _operation(operation, described, problem)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "vivavoce",
+            "version": importlib.metadata.version("vivavoce"),
+            "description": "Speech as it is made, with OpenAI's API. WebSocket: /v1/audio/speech/stream.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _operation(
+    operation: Operation, described: dict[type, dict[str, Any]], problem: dict[str, Any]
+) -> dict[str, Any]:
+    content = {kind: {"schema": schema} for kind, schema in operation.answers.items()}
+    responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
+    for status in operation.errors:
+        told = {"application/json": {"schema": problem}}
+        responses[str(status)] = {"description": cause(status), "content": told}
+    if operation.unready:
+        responses["503"] = {"description": operation.unready, "content": content}
+    made: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    parts = re.findall(r"{(\w+)}", operation.path)
+    text = {"type": "string"}
+    made["parameters"] = [
+        *({"name": part, "in": "path", "required": True, "schema": text} for part in parts),
+        *(
+            {"name": name, "in": "query", "required": False, "schema": text, "description": meaning}
+            for name, meaning in operation.query.items()
+        ),
+    ]
+    if operation.body is not None:
+        schema = {"application/json": {"schema": described[operation.body]}}
+        made["requestBody"] = {"required": True, "content": schema}
+    if operation.method != "get":
+        made["security"] = [{}, {"bearer": []}, {"header": []}]
+    return made
+
+
+def blueprint(operations: Sequence[Operation]) -> Blueprint:
+    routes = Blueprint("openapi", __name__)
+    data = msgspec.json.encode(document(operations))
+
+    @routes.get("/openapi.json")
+    async def read() -> Response:
+        return Response(data, content_type="application/json")
+
+    _ = read
+    return routes

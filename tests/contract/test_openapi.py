@@ -1,0 +1,47 @@
+"""The OpenAPI document against the routes that there are, and against what they answer."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from vivavoce.api.app import create_app
+
+
+async def test_every_route_is_described_and_nothing_else(server: Any, http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+    app = create_app(server.running)
+    served = {
+        (re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), method)
+        for rule in app.url_map.iter_rules()
+        if not rule.websocket
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+    assert described == served
+    assert document["openapi"] == "3.1.0"
+
+
+async def test_bodies_are_the_structs(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    schema = document["components"]["schemas"]["SpeechBody"]
+    assert schema["required"] == ["input"]
+    speed = schema["properties"]["speed"]
+    assert (speed["minimum"], speed["maximum"], speed["default"]) == (0.25, 4.0, 1.0)
+    answers = document["paths"]["/v1/audio/speech"]["post"]["responses"]
+    assert {"audio/mpeg", "text/event-stream"} <= set(answers["200"]["content"])
+    assert {"400", "401", "404", "413", "415", "429", "500", "503", "504"} <= set(answers)
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/web/app.js", "/web/style.css", "/web/docs.js"])
+async def test_the_pages_load_nothing_from_elsewhere(http: httpx.AsyncClient, path: str) -> None:
+    reply = await http.get(path)
+    assert reply.status_code == 200
+    assert "default-src 'self'" in reply.headers["content-security-policy"]
+    assert not re.search(r"(?:src|href|fetch\()[=\"'`]*https?://", reply.text)
+
+
+async def test_pages_that_are_not_there(http: httpx.AsyncClient) -> None:
+    for path in ("/web/index.html", "/web/../app.py", "/web/%2e%2e/app.py", "/web/"):
+        assert (await http.get(path)).status_code == 404
