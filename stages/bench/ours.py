@@ -121,6 +121,7 @@ def step_by_step(plan: Plan) -> Pieces:
     talker, predictor, codec, codec_8 = Stopwatch(), Stopwatch(), Stopwatch(), Stopwatch(8)
     prompt = build(model, plan.text, voice=plan.voice, language=None, instructions=None)
     state, code0, hidden = model.talker.start(prompt.prefill, model.sampling, SEED)
+    mx.eval(code0, hidden)  # the prompt's own pass is no frame's work
     stream, stream_8, recent = model.codec.start(), model.codec.start(), list[mx.array]()
 
     def decode(codes: mx.array, past: Any) -> tuple[mx.array, Any]:

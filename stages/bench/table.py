@@ -27,7 +27,10 @@ def table(result: Result) -> str:
         rows.append([label, *cells, *([f"{share:.2f}" if share else ""] if ratio else [])])
 
     add("ms per frame, pipelined", _spreads(sides, "ms_per_frame"), ratio and ratio.ms_per_frame)
+    shown = {stage for side in sides for stage in side.stage_ms}
     for stage, label in ROWS.items():
+        if stage not in shown:
+            continue
         cells = [_spread(side.stage_ms[stage]) if stage in side.stage_ms else "–" for side in sides]
         medians = [side.stage_ms[stage].median for side in sides if stage in side.stage_ms]
         add(f"  {label}", cells, medians[1] / medians[0] if len(medians) == 2 else None)

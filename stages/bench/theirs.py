@@ -102,8 +102,8 @@ class Theirs:
             parts, codes = model._predict_code_tokens(code0, hidden, code_cache=code_cache, **sampling)
             return codes, pad + model._codec_embeds_for_tokens(parts)
 
-        # The first pass reads the prompt, which is no frame's work.
         code0, hidden = talk()
+        mx.eval(code0, hidden)  # the prompt's own pass is no frame's work
         for _ in range(plan.frames):
             history.append(int(code0[0, 0]))
             codes, rows = predictor(predict)
