@@ -30,8 +30,8 @@ QUANTISED = {
 def load(path: Path, *, dtype: str | None = None) -> Qwen3TTS:
     """The model in folder `path`, its weights read and evaluated.
 
-    `dtype` (fp32, bf16, fp16; on the CPU also fp64) is that of all float weights; by default fp32 on the CPU, where half-precision
-    products are slow, and bf16 elsewhere. Quantised layers keep their packed weights.
+    `dtype` (fp32, bf16, fp16; on the CPU also fp64) is that of all float weights; by default fp32 on the CPU,
+    where half-precision products are slow, and bf16 elsewhere. Quantised layers keep their packed weights.
 
     :raises CheckpointError: a file or tensor is missing or does not fit, or the folder holds another model.
     """
@@ -51,13 +51,18 @@ def load(path: Path, *, dtype: str | None = None) -> Qwen3TTS:
     if (path / "generation_config.json").is_file():
         generation = read(path / "generation_config.json", GenerationConfig)
     chosen = _dtype(dtype)
-    weights = Weights(_arrays(path), chosen, str(path / "model.safetensors"), config.quantization)
-    codec = Weights(
-        _arrays(path / "speech_tokenizer"), chosen, str(path / "speech_tokenizer" / "model.safetensors")
-    )
+    file, codec_file = str(path / "model.safetensors"), str(path / "speech_tokenizer" / "model.safetensors")
+    arrays, codec_arrays = _arrays(path), _arrays(path / "speech_tokenizer")
+    weights = Weights(arrays, chosen, file, config.quantization)
+    codec = Weights(codec_arrays, chosen, codec_file)
     model = Qwen3TTS(config, codec_config, generation, BytePairTokenizer(path), weights, codec)
     weights.check()
     codec.check()
+    if model.kind == "base":
+        weights, codec = Weights(arrays, mx.float32, file), Weights(codec_arrays, mx.float32, codec_file)
+        model.add_encoders(codec_config, weights, codec)
+        weights.check()
+        codec.check()
     return model
 
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ...device import compiled
 from .config import ModelConfig
-from .layers import Layer, Turn
+from .layers import Layer
 from .ops import bias, rms_norm, rotary
 from .sampling import Controls, Sampling, choose, controls, noise
 from .weights import Linear, Weights
@@ -23,10 +23,14 @@ class CodePredictor:
         name = "talker.code_predictor"
         self._groups = own.num_code_groups
         self._vocabulary = own.vocab_size
-        self._embeddings = [first_embedding] + [
+        later = [
             weights.table(f"{name}.model.codec_embedding.{i}", own.vocab_size, talker.hidden_size)
             for i in range(self._groups - 1)
         ]
+        self._table = mx.concatenate([first_embedding, *later], axis=0)
+        starts = [0] + [talker.vocab_size + i * own.vocab_size for i in range(self._groups - 1)]
+        self._starts = mx.array(starts, mx.int32)
+        """Row of `_table` at which each group begins."""
         self._heads: list[Linear] = [
             weights.linear(f"{name}.lm_head.{i}", own.hidden_size, own.vocab_size)
             for i in range(self._groups - 1)
@@ -36,13 +40,20 @@ class CodePredictor:
             self._narrow = weights.linear(
                 f"{name}.small_to_mtp_projection", talker.hidden_size, own.hidden_size, bias=True
             )
+        inputs = self._table if self._narrow is None else self._narrow(self._table)
+        self._inputs = mx.split(inputs, starts[1:], axis=0)
+        """What each group's codes look like to this model: the projection is done once, here."""
         self._layers = [
             Layer.build(weights, f"{name}.model.layers.{i}", own) for i in range(own.num_hidden_layers)
         ]
         self._norm = weights.array(f"{name}.model.norm.weight", own.hidden_size)
         self._eps = own.rms_norm_eps
         cos, sin = rotary(mx.arange(self._groups), own.head_dim, own.rope_theta)
-        self._turns = [layer.turn(cos, sin) for layer in self._layers]
+        self._turns = {
+            first: [layer.turn(cos[first:end], sin[first:end]) for layer in self._layers]
+            for first, end in [(0, 2), *((at, at + 1) for at in range(2, self._groups))]
+        }
+        """By first position: pass 0 takes positions 0 and 1, each later one the next."""
         self._empty = mx.zeros((2, own.num_key_value_heads, self._groups, own.head_dim), weights.dtype)
         self._causal = bias(mx.arange(2)[None] <= mx.arange(2)[:, None], weights.dtype)
         mx.eval(self._turns, self._empty, self._causal)
@@ -58,37 +69,34 @@ class CodePredictor:
 
     def embed(self, codes: mx.array) -> mx.array:
         """The sum of the embeddings of int codes [1, 16]: [1, 1, H]."""
-        rows = [mx.take(table, codes[:, i], axis=0) for i, table in enumerate(self._embeddings)]
-        return mx.stack(rows).sum(axis=0)[:, None]
+        return mx.take(self._table, codes + self._starts, axis=0).sum(axis=1, keepdims=True)
 
     def _framer(self, nucleus: bool) -> Callable[..., tuple[mx.array, mx.array]]:
         def frame(
             hidden: mx.array, code0: mx.array, control: Controls, key: mx.array, index: mx.array
         ) -> tuple[mx.array, mx.array]:
             control = Controls(*control)
-            gumbel = noise(key, index, 1, self._groups - 1, self._vocabulary)
-            embedded = mx.take(self._embeddings[0], code0, axis=0)
-            codes, total = [code0], embedded
-            rows = mx.concatenate([hidden, embedded], axis=1)
+            gumbel = noise(key, index, 1, self._groups - 1, self._vocabulary, control)
+            start = hidden[0] if self._narrow is None else self._narrow(hidden[0])
+            rows = mx.concatenate([start, mx.take(self._inputs[0], code0[0], axis=0)], axis=0)
             caches = [self._empty[:] for _ in self._layers]
-            for i in range(self._groups - 1):
-                last = self._pass(rows, caches, 0 if i == 0 else i + 1)
-                logits = self._heads[i](last)[0].astype(mx.float32)
-                code = choose(logits, gumbel[i], control, nucleus)[:, None]
-                rows = mx.take(self._embeddings[i + 1], code, axis=0)
+            codes = [code0]
+            for i, head in enumerate(self._heads):
+                logits = head(self._pass(rows, caches, 0 if i == 0 else i + 1)).astype(mx.float32)
+                code = choose(logits, gumbel[i], control, nucleus)
                 codes.append(code)
-                total = total + rows
-            return mx.concatenate(codes, axis=1), total
+                rows = mx.take(self._inputs[i + 1], code[0], axis=0)
+            chosen = mx.concatenate(codes, axis=1)
+            return chosen, self.embed(chosen)
 
         return frame
 
-    def _pass(self, rows: mx.array, caches: list[mx.array], first: int) -> mx.array:
-        """rows [1, T, H] at positions first…, put into the caches → normed last row [1, 1, hidden]."""
-        x = rows if self._narrow is None else self._narrow(rows)
-        end = first + x.shape[1]
+    def _pass(self, x: mx.array, caches: list[mx.array], first: int) -> mx.array:
+        """rows x [T, hidden] at positions first…, put into the caches → normed last row [1, hidden]."""
+        end = first + x.shape[0]
         for i, layer in enumerate(self._layers):
-            turn = Turn(self._turns[i].along[first:end], self._turns[i].across[first:end])
-            queries, keys_values = layer.project(x, turn)
+            queries, keys_values = layer.project(x, self._turns[first][i])
             caches[i][:, :, first:end] = keys_values
-            x = layer.finish(x, queries, caches[i][:, :, :end], self._causal if end - first > 1 else None)
-        return rms_norm(x[:, -1:], self._norm, self._eps)
+            keys, values = caches[i][:1, :, :end], caches[i][1:, :, :end]
+            x = layer.finish(x, queries, keys, values, self._causal if end - first > 1 else None)
+        return rms_norm(x[-1:] if end - first > 1 else x, self._norm, self._eps)

@@ -1,6 +1,6 @@
 """The codec decoder: frames of 16 codes → PCM, as a pure function of (codes, state).
 
-codes [1, n, 16] → latent [1, n, codebook_dim]: 16 rows of tables into which the quantiser's projection is folded
+codes [1, n, 16] → latent [n, codebook_dim]: 16 rows of tables into which the quantiser's projection is folded
 → conv → transformer with a window of 72 frames → upsampling convolutions → [1, n * 1920], clipped to ±1.
 The state is what the next frames need of the past: input rows of every causal convolution and the last 71 keys
 and values of every layer. Any split of a sequence into steps gives the same audio up to rounding.
@@ -24,7 +24,7 @@ class CodecState(NamedTuple):
     """One stream's past. Rebind it at each step."""
 
     tails: list[mx.array]
-    """Input rows of each convolution, [1, rows, C]."""
+    """Last input rows of each convolution, [rows, C]."""
     cache: list[mx.array]
     """Keys, rotated, and values of each layer: [2, kv_heads, window - 1, D]."""
     position: mx.array
@@ -138,7 +138,7 @@ class CodecDecoder:
                     pass
         shape = (2, config.num_key_value_heads, config.sliding_window - 1, config.attention_width)
         return CodecState(
-            [mx.zeros((1, count, width), self._dtype) for count, width in rows],
+            [mx.zeros((count, width), self._dtype) for count, width in rows],
             [mx.zeros(shape, self._dtype) for _ in range(config.num_hidden_layers)],
             mx.zeros((1,), mx.int32),
         )
@@ -164,18 +164,18 @@ class CodecDecoder:
         self, codes: mx.array, tails: list[mx.array], cache: list[mx.array], position: mx.array
     ) -> tuple[mx.array, list[mx.array], list[mx.array], mx.array]:
         history = History(tails)
-        x = mx.take(self._tables, codes + self._rows, axis=0).sum(axis=2)
+        x = mx.take(self._tables, codes[0] + self._rows, axis=0).sum(axis=1)
         x, cache = self._transform(self._pre_conv(x, history), cache, position)
         for layer in self._convolutions:
             x = layer(x) if isinstance(layer, Snake) else layer(x, history)
-        pcm = mx.clip(x[:, :, 0].astype(mx.float32), -1, 1)
+        pcm = mx.clip(x.reshape(1, -1).astype(mx.float32), -1, 1)
         return pcm, history.tails, cache, position + codes.shape[1]
 
     def _transform(
         self, x: mx.array, cache: list[mx.array], position: mx.array
     ) -> tuple[mx.array, list[mx.array]]:
-        """Latent [1, n, C] through the windowed transformer → latent [1, n, C]."""
-        config, steps, past = self._config, x.shape[1], self._config.sliding_window - 1
+        """Latent [n, C] through the windowed transformer → latent [n, C]."""
+        config, steps, past = self._config, x.shape[0], self._config.sliding_window - 1
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.attention_width
         query, key = mx.arange(steps)[:, None], mx.arange(past + steps)[None]
         unseen = bias((key >= query) & (key <= query + past) & (key >= past - position), x.dtype)
@@ -196,9 +196,9 @@ class CodecDecoder:
             window = mx.concatenate([before, keys_values], axis=2)
             kept.append(window[:, :, -past:])
             attended = attention(queries, window[:1], window[1:], unseen)
-            x = layer.out.add(x, attended.swapaxes(1, 2).reshape(1, steps, -1))
+            x = layer.out.add(x, attended)
             rows = layer.gate_up(rms_norm(x, layer.output_norm, config.rms_norm_eps))
-            x = layer.down.add(x, silu(rows[:, :, : self._inner]) * rows[:, :, self._inner :])
+            x = layer.down.add(x, silu(rows[:, : self._inner]) * rows[:, self._inner :])
         return self._out_of(rms_norm(x, self._norm, config.rms_norm_eps)), kept
 
 

@@ -1,6 +1,6 @@
 """The codec decoder's building blocks: causal convolutions with explicit history, in forms each device does well.
 
-All rows are [1, T, C] (time, then channels). A causal convolution needs the last (kernel - 1) * dilation rows of
+Rows are [T, C] (time, then channels). A causal convolution needs the last (kernel - 1) * dilation rows of
 its own input; `History` hands them out and collects the next ones, in the order in which the layers run.
 A transposed convolution of stride r is a product of the last kernel / r input rows with a [.., r * out] matrix, so
 its overlap is input history too and nothing has to be added up between calls.
@@ -25,11 +25,11 @@ class History:
         self.tails: list[mx.array] = []
 
     def extend(self, x: mx.array, rows: int) -> mx.array:
-        """x [1, T, C] behind its `rows` predecessors: [1, rows + T, C]."""
+        """x [T, C] behind its `rows` predecessors: [rows + T, C]."""
         if rows == 0:
             return x
-        joined = mx.concatenate([next(self._old), x], axis=1)
-        self.tails.append(joined[:, -rows:])
+        joined = mx.concatenate([next(self._old), x], axis=0)
+        self.tails.append(joined[-rows:])
         return joined
 
 
@@ -69,11 +69,11 @@ class Conv(NamedTuple):
         return cls(mx.contiguous(weight), bias, inputs, kernel, dilation, form)
 
     def __call__(self, x: mx.array, history: History) -> mx.array:
-        steps = x.shape[1]
+        steps = x.shape[0]
         joined = history.extend(x, self.past)
         match self.form:
             case Form.KERNEL:
-                return mx.conv1d(joined, self.weight, dilation=self.dilation) + self.bias
+                return mx.conv1d(joined[None], self.weight, dilation=self.dilation)[0] + self.bias
             case Form.GATHER:
                 return mx.addmm(self.bias, taps(joined, steps, self.kernel, self.dilation), self.weight)
             case Form.SCATTER:
@@ -81,7 +81,7 @@ class Conv(NamedTuple):
                 y = self.bias
                 for tap in range(self.kernel):
                     first = tap * self.dilation
-                    y = y + spread[:, first : first + steps, tap * width : (tap + 1) * width]
+                    y = y + spread[first : first + steps, tap * width : (tap + 1) * width]
                 return y
 
     @property
@@ -112,8 +112,8 @@ class Upsample(NamedTuple):
 
     def __call__(self, x: mx.array, history: History) -> mx.array:
         joined = history.extend(x, self.taps - 1)
-        rows = mx.addmm(self.bias, taps(joined, x.shape[1], self.taps, 1), self.weight)
-        return rows.reshape(1, x.shape[1] * self.stride, -1)
+        rows = mx.addmm(self.bias, taps(joined, x.shape[0], self.taps, 1), self.weight)
+        return rows.reshape(x.shape[0] * self.stride, -1)
 
 
 class Snake(NamedTuple):
@@ -183,18 +183,18 @@ class ConvNeXt(NamedTuple):
         )
 
     def __call__(self, x: mx.array, history: History) -> mx.array:
-        steps, kernel = x.shape[1], self.depthwise.shape[0]
+        steps, kernel = x.shape[0], self.depthwise.shape[0]
         joined = history.extend(x, kernel - 1)
         mixed = self.depthwise_bias
         for tap in range(kernel):
-            mixed = mixed + joined[:, tap : tap + steps] * self.depthwise[tap]
+            mixed = mixed + joined[tap : tap + steps] * self.depthwise[tap]
         mixed = layer_norm(mixed, self.norm, self.norm_bias, 1e-6)
         wide = mx.addmm(self.widen_bias, mixed, self.widen)
         return x + mx.addmm(self.narrow_bias, gelu(wide), self.narrow)
 
 
 def taps(joined: mx.array, steps: int, kernel: int, dilation: int) -> mx.array:
-    """The `kernel` rows that each of `steps` outputs sees, side by side: [1, steps, kernel * C]."""
+    """The `kernel` rows that each of `steps` outputs sees, side by side: [steps, kernel * C]."""
     if kernel == 1:
         return joined
-    return mx.concatenate([joined[:, i * dilation : i * dilation + steps] for i in range(kernel)], axis=-1)
+    return mx.concatenate([joined[i * dilation : i * dilation + steps] for i in range(kernel)], axis=-1)

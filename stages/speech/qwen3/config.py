@@ -61,6 +61,20 @@ class TalkerConfig(msgspec.Struct, frozen=True):
         return row if isinstance(row, int) else row[0]
 
 
+class SpeakerConfig(msgspec.Struct, frozen=True):
+    """`speaker_encoder_config`; the released files give only `enc_dim` and `sample_rate`."""
+
+    enc_dim: int = 1024
+    mel_dim: int = 128
+    enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
+    enc_kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
+    enc_dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
+    enc_attention_channels: int = 128
+    enc_res2net_scale: int = 8
+    enc_se_channels: int = 128
+    sample_rate: int = 24000
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
     model_type: str
     talker_config: TalkerConfig
@@ -72,6 +86,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     tts_pad_token_id: int = 151671
     tts_bos_token_id: int = 151672
     tts_eos_token_id: int = 151673
+    speaker_encoder_config: SpeakerConfig = SpeakerConfig()
+    """Of base models; others have no speaker encoder."""
     quantization: dict[str, Any] | None = None
     """Written by MLX converters: group_size, bits, mode, and one entry per layer that differs."""
 
@@ -113,8 +129,33 @@ class CodecConfig(msgspec.Struct, frozen=True):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
+class EncoderConfig(msgspec.Struct, frozen=True):
+    """`encoder_config` of the speech tokenizer: a Mimi model's. Defaults are the released values."""
+
+    codebook_size: int = 2048
+    compress: int = 2
+    head_dim: int | None = None
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    kernel_size: int = 7
+    last_kernel_size: int = 3
+    norm_eps: float = 1e-5
+    num_attention_heads: int = 8
+    num_filters: int = 64
+    num_hidden_layers: int = 8
+    residual_kernel_size: int = 3
+    rope_theta: float = 10000.0
+    upsampling_ratios: tuple[int, ...] = (8, 6, 5, 4)
+    vector_quantization_hidden_dimension: int = 256
+
+    @property
+    def attention_width(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
 class SpeechTokenizerConfig(msgspec.Struct, frozen=True):
     decoder_config: CodecConfig
+    encoder_config: EncoderConfig | None = None
     model_type: str = "qwen3_tts_tokenizer_12hz"
     output_sample_rate: int = 24000
 

@@ -1,7 +1,7 @@
 """The transformer layer that the talker and the code predictor share: RMS norms, grouped-query attention with
 per-head q/k norms and rotary positions, SwiGLU. Weights are merged: one product for q, k, v, one for gate, up.
 
-Shapes: x [1, T, hidden]; the heads of one row are q, then k, then v: H = heads + 2 * kv_heads, each D wide.
+Shapes: rows x [T, hidden]; the heads of one row are q, then k, then v: H = heads + 2 * kv_heads, each D wide.
 Cache: [2, kv_heads, S, D], keys and values of one layer.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .config import PredictorConfig, TalkerConfig
-from .ops import attention, head_norm, rms_norm, silu
+from .ops import attention, rms_norm, silu
 from .weights import Linear, Stacked, Weights, absorb, merge
 
 
@@ -31,9 +31,11 @@ class Layer(NamedTuple):
     """None where it is part of `qkv`; likewise `output_norm` of `gate_up`."""
     output_norm: mx.array | None
     head_norm: mx.array
-    """float32 [H, 2, D / 2]: q norm times the attention scale, k norm, and ones for v."""
+    """float32 [1, H, 2, D / 2]: q norm times the attention scale, k norm, and ones for v."""
+    flipped_norm: mx.array
+    """`head_norm` with the halves of each head exchanged."""
     is_value: mx.array
-    """bool [H, 1, 1]: heads that are neither normed nor rotated."""
+    """bool, likewise: heads that are neither normed nor rotated."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -59,6 +61,7 @@ class Layer(NamedTuple):
         gate_up, output_norm = absorb(
             gate_up, weights.array(f"{name}.post_attention_layernorm.weight", width)
         )
+        norm = mx.stack(rows).reshape(1, len(rows), 2, dim // 2)
         return cls(
             qkv,
             weights.linear(f"{attention}.o_proj", heads * dim, width),
@@ -66,8 +69,9 @@ class Layer(NamedTuple):
             weights.linear(f"{mlp}.down_proj", inner, width),
             input_norm,
             output_norm,
-            mx.stack(rows).reshape(len(rows), 2, dim // 2),
-            (mx.arange(len(rows)) >= heads + kv_heads)[:, None, None],
+            norm,
+            norm[:, :, ::-1],
+            mx.repeat(mx.arange(len(rows)) >= heads + kv_heads, dim).reshape(1, len(rows), 2, dim // 2),
             heads,
             kv_heads,
             dim,
@@ -76,26 +80,27 @@ class Layer(NamedTuple):
 
     def turn(self, cos: mx.array, sin: mx.array) -> Turn:
         """This layer's part of `ops.rotary`."""
-        return Turn(self.head_norm * cos, self.head_norm[:, ::-1] * sin)
+        return Turn(self.head_norm * cos, self.flipped_norm * sin)
 
     def project(self, x: mx.array, turn: Turn) -> tuple[mx.array, mx.array]:
-        """x [1, T, hidden] → q [1, heads, T, D], scaled, and keys with values [2, kv_heads, T, D]."""
-        steps, heads, kv_heads, dim = x.shape[1], self.heads, self.kv_heads, self.head_dim
-        rows = self.qkv(rms_norm(x, self.input_norm, self.eps)).reshape(steps, -1, 2, dim // 2)
-        normed = head_norm(rows, self.eps)
+        """x [T, hidden] → q [1, heads, T, D], scaled, and keys with values [2, kv_heads, T, D]."""
+        steps, heads, kv_heads, dim = x.shape[0], self.heads, self.kv_heads, self.head_dim
+        shape = (steps, heads + 2 * kv_heads, 2, dim // 2)
+        rows = self.qkv(rms_norm(x, self.input_norm, self.eps)).reshape(-1, dim)
+        normed = rms_norm(rows, None, self.eps).reshape(shape)
         turned = normed * turn.along + normed[:, :, ::-1] * turn.across
-        rows = mx.where(self.is_value, rows, turned.astype(x.dtype))
+        rows = mx.where(self.is_value, rows.reshape(shape), turned.astype(x.dtype))
         queries, keys_values = rows[:, :heads], rows[:, heads:]
         if steps == 1:
             return queries.reshape(1, heads, 1, dim), keys_values.reshape(2, kv_heads, 1, dim)
         queries = queries.reshape(1, steps, heads, dim).swapaxes(1, 2)
         return queries, keys_values.reshape(steps, 2, kv_heads, dim).transpose(1, 2, 0, 3)
 
-    def finish(self, x: mx.array, queries: mx.array, cache: mx.array, bias: mx.array | None) -> mx.array:
-        """Attention over the cache [2, kv_heads, S, D] (bias [T, S] or None), the MLP, and both residuals."""
-        steps = x.shape[1]
-        attended = attention(queries, cache[:1], cache[1:], bias)
-        x = self.out.add(x, (attended if steps == 1 else attended.swapaxes(1, 2)).reshape(1, steps, -1))
+    def finish(
+        self, x: mx.array, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array | None
+    ) -> mx.array:
+        """Attention over keys and values [1, kv_heads, S, D] (bias [T, S] or None), the MLP, both residuals."""
+        x = self.out.add(x, attention(queries, keys, values, bias))
         wide = self.gate_up(rms_norm(x, self.output_norm, self.eps))
-        half = wide.shape[2] // 2
-        return self.down.add(x, silu(wide[:, :, :half]) * wide[:, :, half:])
+        half = wide.shape[1] // 2
+        return self.down.add(x, silu(wide[:, :half]) * wide[:, half:])

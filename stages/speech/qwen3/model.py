@@ -6,9 +6,11 @@ import mlx.core as mx
 
 from .code_predictor import CodePredictor
 from .codec_decoder import STEPS, CodecDecoder, to_int16
+from .codec_encoder import CodecEncoder
 from .config import GenerationConfig, ModelConfig, SpeechTokenizerConfig
 from .ops import silu
 from .prompt import build, text_rows
+from .speaker_encoder import SpeakerEncoder
 from .talker import Talker
 from .tokenizer import Templates, Tokenizer
 from .weights import Linear, Weights
@@ -37,8 +39,8 @@ class PromptRows:
 
     def text(self, ids: mx.array) -> mx.array:
         """int [1, n] → [1, n, H]"""
-        wide = self._widen(mx.take(self._table, ids, axis=0).astype(self._dtype))
-        return self._project(silu(wide))
+        wide = self._widen(mx.take(self._table, ids[0], axis=0).astype(self._dtype))
+        return self._project(silu(wide))[None]
 
     def codec(self, ids: list[int]) -> mx.array:
         """Rows of the talker's own table, [1, n, H]."""
@@ -71,6 +73,27 @@ class Qwen3TTS:
         self.predictor = CodePredictor(config, weights, self.talker.embedding)
         self.rows = PromptRows(config, weights, self.talker.embedding)
         self.codec = CodecDecoder(codec_config.decoder_config, codec_weights)
+        self.speaker_encoder: SpeakerEncoder | None = None
+        self.codec_encoder: CodecEncoder | None = None
+        # Read and converted now, on this thread, not by the first request.
+        mx.eval(vars(self.talker), vars(self.predictor), vars(self.rows), vars(self.codec))
+
+    def add_encoders(
+        self, codec_config: SpeechTokenizerConfig, weights: Weights, codec_weights: Weights
+    ) -> None:
+        """Let a base model hear references; `weights` and `codec_weights` are of dtype float32.
+
+        The codes of a reference follow from nearest neighbours: fewer bits would give others.
+        """
+        self.speaker_encoder = SpeakerEncoder(self.config.speaker_encoder_config, weights)
+        if codec_config.encoder_config is not None:
+            self.codec_encoder = CodecEncoder(
+                codec_config.encoder_config,
+                self.config.talker_config.num_code_groups,
+                self.codec.samples,
+                codec_weights,
+            )
+        mx.eval(vars(self.speaker_encoder), vars(self.codec_encoder) if self.codec_encoder else [])
 
     def warm_up(self, progress: Callable[[float], None] = lambda done: None) -> None:
         """Run every trace that a request can need once; `progress` hears the share done, 0 to 1."""

@@ -12,51 +12,42 @@ from ...device import on_cpu
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """x / sqrt(mean(x²) + eps) * weight over the last axis of x [1, T, C]."""
-    if not on_cpu() or x.dtype != mx.float32:
+    """x / sqrt(mean(x²) + eps) * weight for rows x [N, C]."""
+    if not on_cpu():
         return mx.fast.rms_norm(x, weight, eps)
-    width = x.shape[2]
-    if x.shape[1] == 1:
-        power = mx.addmm(_constant(eps), x, x.reshape(1, width, 1), alpha=1 / width)
-    else:
-        power = mx.mean(mx.square(x), axis=-1, keepdims=True) + _constant(eps)
-    scaled = x * mx.rsqrt(power)
+    scaled = x * mx.rsqrt(_power(x, eps))
     return scaled if weight is None else scaled * weight
 
 
-def head_norm(x: mx.array, eps: float) -> mx.array:
-    """x / sqrt(mean(x²) + eps) over the last two axes of x [T, H, 2, D / 2]."""
-    if not on_cpu() or x.dtype != mx.float32:
-        return mx.fast.rms_norm(x.reshape(*x.shape[:2], -1), None, eps).reshape(x.shape)
-    return x * mx.rsqrt(mx.mean(mx.square(x), axis=(2, 3), keepdims=True) + _constant(eps))
-
-
 def layer_norm(x: mx.array, weight: mx.array, bias: mx.array, eps: float) -> mx.array:
-    if not on_cpu() or x.dtype != mx.float32:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias for rows x [N, C]."""
+    if not on_cpu():
         return mx.fast.layer_norm(x, weight, bias, eps)
-    centred = x - mx.mean(x, axis=-1, keepdims=True)
-    scale = mx.rsqrt(mx.mean(mx.square(centred), axis=-1, keepdims=True) + _constant(eps))
-    return centred * scale * weight + bias
+    centred = x - x @ _averager(x.shape[1], x.dtype)
+    return centred * mx.rsqrt(_power(centred, eps)) * weight + bias
 
 
 def attention(queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array | None) -> mx.array:
     """softmax(q kᵀ + bias) v; the scale is in q already.
 
     q [1, H, T, D]; k, v [1, H / G, S, D], each serving G neighbouring query heads; bias [T, S] or None.
-    → [1, H, T, D]
+    → rows [T, H * D]
     """
-    if not on_cpu():
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=bias)
     _, heads, steps, dim = queries.shape
-    groups = heads // keys.shape[1]
+    if not on_cpu():
+        heard = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=bias)
+        return heard.swapaxes(1, 2).reshape(steps, heads * dim)
+    kv_heads, groups = keys.shape[1], heads // keys.shape[1]
     # The G heads of one key head become rows of one product.
-    rows = queries.reshape(1, keys.shape[1], groups * steps, dim)
+    rows = queries if groups == 1 else queries.reshape(1, kv_heads, groups * steps, dim)
     scores = rows @ keys.swapaxes(-1, -2)
-    if bias is not None and steps > 1:
-        scores = (scores.reshape(1, -1, groups, steps, keys.shape[2]) + bias).reshape(scores.shape)
-    elif bias is not None:
-        scores = scores + bias
-    return (mx.softmax(scores, axis=-1) @ values).reshape(1, heads, steps, dim)
+    if bias is not None:
+        tiled = scores if steps == 1 else scores.reshape(1, kv_heads, groups, steps, keys.shape[2])
+        scores = (tiled + bias).reshape(scores.shape)
+    heard = mx.softmax(scores, axis=-1) @ values
+    return (heard if steps == 1 else heard.reshape(heads, steps, dim).swapaxes(0, 1)).reshape(
+        steps, heads * dim
+    )
 
 
 def bias(visible: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -86,7 +77,7 @@ def gelu(x: mx.array) -> mx.array:
     x Φ(x) = max(x, 0) - |x| Φ(-|x|), and 1 / Φ(-z) is the 16th power of a polynomial in z (after Abramowitz and
     Stegun 7.1.28; coefficients fitted to the least largest error of z Φ(-z)).
     """
-    if not on_cpu() or x.dtype != mx.float32:
+    if not on_cpu():
         return x * (1 + mx.erf(x * 0.5**0.5)) * 0.5
     size = mx.abs(x)
     root = size * _GELU[0] + _GELU[1]
@@ -100,6 +91,17 @@ def gelu(x: mx.array) -> mx.array:
 _GELU = (6.98801703e-06, 3.9649187e-05, 7.5322323e-05, 0.00337051053, 0.0221137168, 0.052063978, 1.04427484)
 
 
+def _power(x: mx.array, eps: float) -> mx.array:
+    """mean(x²) + eps of each row of x [N, C], as one product: [N, 1]."""
+    return mx.addmm(_column(x.shape[0], eps, x.dtype), mx.square(x), _averager(x.shape[1], x.dtype))
+
+
+def _averager(width: int, dtype: mx.Dtype) -> mx.array:
+    return _column(width, 1 / width, dtype)
+
+
 @cache
-def _constant(value: float) -> mx.array:
-    return mx.array([[[value]]])
+def _column(rows: int, value: float, dtype: mx.Dtype) -> mx.array:
+    column = mx.full((rows, 1), value, dtype)
+    mx.eval(column)
+    return column

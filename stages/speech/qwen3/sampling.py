@@ -34,12 +34,12 @@ class Sampling(msgspec.Struct, frozen=True):
 class Controls(NamedTuple):
     """A `Sampling` as scalars on the device, so that one trace serves all settings."""
 
-    sampled: mx.array
-    """bool: add noise."""
+    noise: mx.array
+    """float32: 1, or 0 when greedy."""
     temperature: mx.array
     """float32; 1 when greedy."""
-    top_k: mx.array
-    """int32; at least 1."""
+    rank: mx.array
+    """int32 [1, 1]: place, in ascending order, of the smallest logit that top-k keeps."""
     top_p: mx.array
     penalty: mx.array
 
@@ -49,9 +49,9 @@ def controls(sampling: Sampling, vocabulary: int) -> Controls:
     """The device scalars of `sampling` for logits of `vocabulary` ids."""
     kept = vocabulary if sampling.top_k <= 0 else min(sampling.top_k, vocabulary)
     made = Controls(
-        mx.array(not sampling.greedy),
+        mx.array(0.0 if sampling.greedy else 1.0, mx.float32),
         mx.array(1.0 if sampling.greedy else sampling.temperature, mx.float32),
-        mx.array(kept, mx.int32),
+        mx.array([[vocabulary - kept]], mx.int32),
         mx.array(sampling.top_p, mx.float32),
         mx.array(sampling.repetition_penalty, mx.float32),
     )
@@ -64,8 +64,10 @@ def request_key(seed: int) -> mx.array:
     return mx.random.split(mx.random.key(seed & 0xFFFF_FFFF_FFFF_FFFF))[0]
 
 
-def noise(key: mx.array, frame: mx.array, first: int, groups: int, vocabulary: int) -> mx.array:
-    """Gumbel noise, float32 [groups, vocabulary], of code groups first … first+groups-1 of one frame.
+def noise(
+    key: mx.array, frame: mx.array, first: int, groups: int, vocabulary: int, control: Controls
+) -> mx.array:
+    """Gumbel noise, float32 [groups, vocabulary], for `groups` groups of one frame from `first`; 0 when greedy.
 
     The key of a draw is the request's key xor (frame, group): distinct for every draw, whatever ran before.
     """
@@ -75,7 +77,8 @@ def noise(key: mx.array, frame: mx.array, first: int, groups: int, vocabulary: i
     def draw(one: mx.array) -> mx.array:
         return mx.random.gumbel((vocabulary,), key=one)
 
-    return mx.vmap(draw)(folded)
+    # A uniform draw of exactly 0 gives -inf, which would turn into NaN when greedy; the next smallest gives -3.1.
+    return mx.maximum(mx.vmap(draw)(folded), -4) * control.noise
 
 
 def penalise(logits: mx.array, seen: mx.array, penalty: mx.array) -> mx.array:
@@ -84,9 +87,8 @@ def penalise(logits: mx.array, seen: mx.array, penalty: mx.array) -> mx.array:
 
 
 def choose(logits: mx.array, gumbel: mx.array, control: Controls, nucleus: bool) -> mx.array:
-    """One id, int32 [1], from float32 logits [1, V] (suppressed ids are -inf) and noise [V]."""
-    picked = mx.where(control.sampled, warp(logits, control, nucleus) + gumbel, logits)
-    return mx.argmax(picked, axis=-1).astype(mx.int32)
+    """One id, int32 [1, 1], from float32 logits [1, V] (suppressed ids are -inf) and noise [V]."""
+    return mx.argmax(warp(logits, control, nucleus) + gumbel, axis=-1, keepdims=True).astype(mx.int32)
 
 
 def warp(logits: mx.array, control: Controls, nucleus: bool) -> mx.array:
@@ -97,7 +99,7 @@ def warp(logits: mx.array, control: Controls, nucleus: bool) -> mx.array:
     """
     scaled = logits / control.temperature
     ordered = mx.sort(scaled, axis=-1)
-    threshold = mx.take(ordered, logits.shape[-1] - control.top_k, axis=-1)
+    threshold = mx.take_along_axis(ordered, control.rank, axis=-1)
     kept = mx.where(scaled < threshold, -mx.inf, scaled)
     return _nucleus(kept, ordered, threshold, control.top_p) if nucleus else kept
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ...device import compiled
+from ...device import compiled, on_cpu
 from .config import ModelConfig
 from .layers import Layer
 from .ops import bias, rms_norm, rotary
@@ -19,9 +19,9 @@ from .sampling import Controls, Sampling, choose, controls, noise, penalise, req
 from .weights import Linear, Weights
 
 BUCKET = 256
-"""Positions of the smallest cache; larger ones double."""
+"""Positions of the smallest cache on a GPU; larger ones double."""
 PREFILL_STEP = 32
-"""Prompts are padded to a multiple of this, so that few prefill traces exist."""
+"""Prompts are padded to a multiple of this on a GPU, so that few prefill traces exist."""
 MIN_FRAMES = 2
 """EOS cannot be chosen for the first two frames (`min_new_tokens` of the official code)."""
 
@@ -58,79 +58,67 @@ class Talker:
         self._eps, self._theta = talker.rms_norm_eps, talker.rope_theta
         self._max_positions = talker.max_position_embeddings
         self._heads, self._dim = talker.num_key_value_heads, talker.head_dim
-        allowed = mx.arange(talker.vocab_size) < talker.vocab_size - 1024
-        ends = mx.arange(talker.vocab_size) == talker.codec_eos_token_id
-        self._suppressed = mx.stack([~allowed, ~(allowed | ends)])
-        mx.eval(self._suppressed)
+        # Nothing is traced on the CPU, so neither prompts nor caches need few sizes there.
+        self._prefill_step, self._smallest = (1, 64) if on_cpu() else (PREFILL_STEP, BUCKET)
+        self._ids = mx.arange(talker.vocab_size)
+        allowed = self._ids < talker.vocab_size - 1024
+        self._without_end = bias(allowed, mx.float32)
+        self._with_end = bias(allowed | (self._ids == talker.codec_eos_token_id), mx.float32)
+        mx.eval(self._ids, self._without_end, self._with_end)
         self._start = {flag: compiled(self._starter(flag)) for flag in (False, True)}
         self._step = {flag: compiled(self._stepper(flag)) for flag in (False, True)}
 
     def start(
         self, prefill: mx.array, sampling: Sampling, seed: int
     ) -> tuple[TalkerState, mx.array, mx.array]:
-        """Prefill → (state, code0 int32 [1, 1], hidden [1, 1, H]) of frame 0."""
+        """Prompt rows [1, L, H] → (state, code0 int32 [1, 1], hidden [1, 1, H]) of frame 0."""
         length = prefill.shape[1]
-        padded = -(-length // PREFILL_STEP) * PREFILL_STEP
-        rows = mx.pad(prefill, [(0, 0), (0, padded - length), (0, 0)])
+        padded = -(-length // self._prefill_step) * self._prefill_step
+        rows = mx.pad(prefill[0], [(0, padded - length), (0, 0)])
         control, key = controls(sampling, self.vocabulary), request_key(seed)
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
-        seen = mx.zeros((self.vocabulary,), mx.bool_)
-        cache, seen, code, hidden = self._start[sampling.nucleus](rows, position, seen, frame, key, control)
+        cache, seen, code, hidden = self._start[sampling.nucleus](rows, position, frame, key, control)
         cache = self._grow(cache, self._bucket(length + 1))
-        return (
-            TalkerState(cache, position, seen, frame, key, control, sampling.nucleus, length),
-            code,
-            hidden,
-        )
+        state = TalkerState(cache, position, seen, frame, key, control, sampling.nucleus, length)
+        return state, code, hidden
 
     def step(
         self, state: TalkerState, embedding: mx.array, text: mx.array
     ) -> tuple[TalkerState, mx.array, mx.array]:
         """One frame: embedding and text [1, 1, H] → (state, code0 int32 [1, 1], hidden [1, 1, H])."""
-        cache = self._grow(state.cache, self._bucket(state.filled + 1))
-        cache, position, seen, frame, code, hidden = self._step[state.nucleus](
-            cache, state.position, state.seen, state.frame, state.key, state.control, embedding, text
+        cache, position, seen, frame, key, control, nucleus, filled = state
+        filled += 1
+        cache = self._grow(cache, self._bucket(filled))
+        cache, position, seen, frame, code, hidden = self._step[nucleus](
+            cache, position, seen, frame, key, control, embedding, text
         )
-        filled = state.filled + 1
-        return (
-            TalkerState(cache, position, seen, frame, state.key, state.control, state.nucleus, filled),
-            code,
-            hidden,
-        )
+        return TalkerState(cache, position, seen, frame, key, control, nucleus, filled), code, hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """hidden [1, T, H] → float32 [1, T, V], as the head gives them."""
+        """hidden rows [N, H] → float32 [N, V], as the head gives them."""
         return self._head(hidden).astype(mx.float32)
 
     def admissible(self, logits: mx.array, seen: mx.array, frame: mx.array, control: Controls) -> mx.array:
         """Repetition penalty, minimum length, suppressed ids: float32 [1, V] → [1, V], -inf where barred."""
-        barred = mx.where(frame < MIN_FRAMES, self._suppressed[0], self._suppressed[1])
-        return mx.where(barred, -mx.inf, penalise(logits, seen, control.penalty))
-
-    def _forward(self, x: mx.array) -> tuple[list[mx.array], mx.array]:
-        steps = x.shape[1]
-        cos, sin = rotary(mx.arange(steps), self._dim, self._theta)
-        unseen = bias(mx.arange(steps)[None] <= mx.arange(steps)[:, None], x.dtype)
-        cache: list[mx.array] = []
-        for layer in self._layers:
-            queries, keys_values = layer.project(x, layer.turn(cos, sin))
-            cache.append(keys_values)
-            x = layer.finish(x, queries, keys_values, unseen)
-        return cache, rms_norm(x, self._norm, self._eps)
+        allowed = mx.where(frame < MIN_FRAMES, self._without_end, self._with_end)
+        return penalise(logits, seen, control.penalty) + allowed
 
     def _starter(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array]]:
         def start(
-            rows: mx.array,
-            length: mx.array,
-            seen: mx.array,
-            frame: mx.array,
-            key: mx.array,
-            control: Controls,
+            rows: mx.array, length: mx.array, frame: mx.array, key: mx.array, control: Controls
         ) -> tuple[list[mx.array], mx.array, mx.array, mx.array]:
-            cache, hidden = self._forward(rows)
-            hidden = mx.take(hidden, length - 1, axis=1)
-            code, seen = self._choose(hidden, seen, frame, key, Controls(*control), nucleus)
-            return cache, seen, code, hidden
+            positions = mx.arange(rows.shape[0])
+            cos, sin = rotary(positions, self._dim, self._theta)
+            unseen = bias(positions[None] <= positions[:, None], rows.dtype)
+            x, cache = rows, list[mx.array]()
+            for layer in self._layers:
+                queries, keys_values = layer.project(x, layer.turn(cos, sin))
+                cache.append(keys_values)
+                x = layer.finish(x, queries, keys_values[:1], keys_values[1:], unseen)
+            hidden = rms_norm(mx.take(x, length - 1, axis=0), self._norm, self._eps)
+            seen = mx.zeros((self.vocabulary,), mx.bool_)
+            code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
+            return cache, seen, code, hidden[None]
 
         return start
 
@@ -147,19 +135,19 @@ class Talker:
             embedding: mx.array,
             text: mx.array,
         ) -> tuple[list[mx.array], mx.array, mx.array, mx.array, mx.array, mx.array]:
-            x = embedding + text
+            x = (embedding + text)[0]
             cos, sin = rotary(position, self._dim, self._theta)
-            unseen = bias((mx.arange(cache[0].shape[2]) <= position)[None], x.dtype)
+            unseen = bias(mx.arange(cache[0].shape[2]) <= position, x.dtype)[None]
             written: list[mx.array] = []
             for past, layer in zip(cache, self._layers, strict=True):
                 queries, keys_values = layer.project(x, layer.turn(cos, sin))
                 now = mx.slice_update(past, keys_values, position, axes=(2,))
                 written.append(now)
-                x = layer.finish(x, queries, now, unseen)
+                x = layer.finish(x, queries, now[:1], now[1:], unseen)
             hidden = rms_norm(x, self._norm, self._eps)
             frame = frame + 1
-            code, seen = self._choose(hidden, seen, frame, key, Controls(*control), nucleus)
-            return written, position + 1, seen, frame, code, hidden
+            code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
+            return written, position + 1, seen, frame, code, hidden[None]
 
         return step
 
@@ -172,18 +160,18 @@ class Talker:
         control: Controls,
         nucleus: bool,
     ) -> tuple[mx.array, mx.array]:
-        """hidden [1, 1, H] → (code0 int32 [1, 1], seen with that code marked)."""
-        logits = self.admissible(self.logits(hidden)[0], seen, frame, control)
-        gumbel = noise(key, frame, 0, 1, self.vocabulary)[0]
-        code = choose(logits, gumbel, control, nucleus)
-        return code[:, None], seen | (mx.arange(self.vocabulary) == code)
+        """hidden [1, H] → (code0 int32 [1, 1], seen with that code marked)."""
+        control = Controls(*control)
+        logits = self.admissible(self.logits(hidden), seen, frame, control)
+        code = choose(logits, noise(key, frame, 0, 1, self.vocabulary, control), control, nucleus)
+        return code, seen | (self._ids == code[0])
 
     def _bucket(self, positions: int) -> int:
         if positions > self._max_positions:
             raise ValueError(
                 f"The talker has {self._max_positions} positions and all are used: end the request."
             )
-        size = BUCKET
+        size = self._smallest
         while size < positions:
             size *= 2
         return size
