@@ -72,6 +72,14 @@ def write(keys: Keys, path: Path) -> None:
         file.write(text(keys))
 
 
+def rewrite(keys: Keys, path: Path) -> None:
+    """Replace a file of keys, whole."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    write(keys, beside)
+    beside.replace(path)
+
+
 def text(keys: Keys) -> bytes:
     given = {name: value for name, value in msgspec.structs.asdict(keys).items() if value}
     return b"".join(

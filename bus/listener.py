@@ -67,27 +67,28 @@ class _Ears:
         address: str | None = None,
         *,
         stage: str | None = None,
-        kind: str | None = None,
+        kind: str | tuple[str, ...] = (),
         request: str | None = None,
         keys_file: str | Path | None = None,
         backlog: int = 1000,
     ) -> None:
         """
         :param address: `ipc://…` or `tcp://…`; None finds the server.
-        :param kind: text, codes, pcm, timing or ending; None is all of them.
+        :param kind: text, codes, pcm, timing or ending, one or several; by default all of them.
         :param keys_file: a client's file of keys, for TCP.
         :param backlog: messages kept until they are read; what comes after is lost.
         :raises TapError: no server, several, or no keys.
         :raises LayoutError: the keys cannot be used.
         """
-        if kind is not None and kind not in KINDS:
-            raise TapError(f"no kind {kind!r} of message; use {', '.join(KINDS)}")
+        self._kinds = (kind,) if isinstance(kind, str) else kind
+        for name in self._kinds:
+            if name not in KINDS:
+                raise TapError(f"no kind {name!r} of message; use {', '.join(KINDS)}")
         self.address = address or find()
         self.missed = 0
         """Messages lost so far."""
         self._backlog = backlog
-        self._stage = stage or (KINDS[kind] if kind else None)
-        self._kind = kind
+        self._stage = stage
         self._request = request
         if self.address.startswith("tcp:") and keys_file is None:
             raise TapError(
@@ -103,17 +104,18 @@ class _Ears:
         socket.rcvhwm = self._backlog
         if self._keys is not None:
             self._keys.connect(socket)
-        topic = f"{self._stage}." if self._stage else ""
-        if self._stage and self._kind:
-            topic += f"{self._kind}." + (f"{self._request}" if self._request else "")
-        socket.subscribe(topic)
+        for kind in self._kinds or (None,):
+            stage = self._stage or (KINDS[kind] if kind else None)
+            socket.subscribe(_beginning(stage, kind, self._request))
         socket.connect(self.address)
 
     def _take(self, frames: list[bytes]) -> Event | None:
         """The event, None if it is not asked for. Raises TapError for another version's messages."""
         topic = frames[0].decode()
         stage, kind, request = topic.split(".", 2)
-        if self._request not in (None, request) or self._kind not in (None, kind):
+        if self._request not in (None, request) or kind not in (self._kinds or KINDS):
+            return None
+        if self._stage not in (None, stage):
             return None
         try:
             envelope = self._decode(frames[1])
@@ -136,6 +138,13 @@ class _Ears:
         if len(self._next) > TOPICS:
             del self._next[next(iter(self._next))]
         return Event(stage, kind, request, envelope.sequence, missed, envelope.at, message)
+
+
+def _beginning(stage: str | None, kind: str | None, request: str | None) -> str:
+    """What is known of the topic `stage.kind.request`, from the left."""
+    if stage is None:
+        return ""
+    return f"{stage}." if kind is None else f"{stage}.{kind}.{request or ''}"
 
 
 class Tap(_Ears):
