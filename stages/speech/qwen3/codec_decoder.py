@@ -160,6 +160,17 @@ class CodecDecoder:
             at += count
         return mx.concatenate(parts, axis=1) if parts else mx.zeros((1, 0))
 
+    def after(self, codes: mx.array) -> CodecState:
+        """The state that codes int [T, 16] leave, from the last window of them: a clone's audio goes on from there."""
+        state, last = self.start(), codes[-self._config.sliding_window :][None]
+        at = 0
+        while at < last.shape[1]:
+            count = next(step for step in STEPS if step <= last.shape[1] - at)
+            _, state = self.step(last[:, at : at + count], state)
+            mx.async_eval(state)
+            at += count
+        return state
+
     def _step(
         self, codes: mx.array, tails: list[mx.array], cache: list[mx.array], position: mx.array
     ) -> tuple[mx.array, list[mx.array], list[mx.array], mx.array]:

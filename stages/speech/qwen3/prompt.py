@@ -43,6 +43,8 @@ class Prompt(NamedTuple):
     pad: mx.array
     """[1, 1, H]: the text row of every frame after those."""
     text_tokens: int
+    static: int = 0
+    """How many of the first prefill rows do not depend on the text."""
 
 
 def build(
@@ -65,16 +67,21 @@ def build(
     if not ids:
         raise RequestError("The text to speak is empty.", "input")
     prefix = prefix_rows(model, role, voice=voice, language=language, instructions=instructions)
+    return spoken_after(model, prefix, ids, full=full_text)
+
+
+def spoken_after(model: "Qwen3TTS", prefix: mx.array, ids: list[int], *, full: bool) -> Prompt:
+    """The prompt of text `ids` behind the rows of a voice, [1, L, H]."""
     pad, end = model.rows.pad, model.rows.end
     words = text_rows(model, ids)
-    if full_text:
+    if full:
         spoken = mx.concatenate([words, end], axis=1) + model.rows.codec_pad
         prefill = mx.concatenate([prefix, spoken, pad + model.rows.codec_bos], axis=1)
         trailing = mx.zeros((1, 0, prefill.shape[2]), prefill.dtype)
     else:
         prefill = mx.concatenate([prefix, words[:, :1] + model.rows.codec_bos], axis=1)
         trailing = mx.concatenate([words[:, 1:], end], axis=1)
-    return Prompt(prefill, trailing, pad, len(ids))
+    return Prompt(prefill, trailing, pad, len(ids), prefix.shape[1])
 
 
 def text_rows(model: "Qwen3TTS", ids: list[int]) -> mx.array:
@@ -83,9 +90,17 @@ def text_rows(model: "Qwen3TTS", ids: list[int]) -> mx.array:
 
 
 def prefix_rows(
-    model: "Qwen3TTS", role: list[int], *, voice: str | None, language: str | None, instructions: str | None
+    model: "Qwen3TTS",
+    role: list[int],
+    *,
+    voice: str | None,
+    language: str | None,
+    instructions: str | None = None,
+    x_vector: mx.array | None = None,
 ) -> mx.array:
     """The rows before the text, [1, L, H]: they depend on voice, language and instructions only.
+
+    `x_vector` [H] is the row of a voice that is not a preset.
 
     :raises RequestError: unknown voice or language.
     """
@@ -97,7 +112,9 @@ def prefix_rows(
     else:
         codec = [config.codec_think_id, config.codec_think_bos_id, spoken, config.codec_think_eos_id]
     codec_rows = [rows.codec(codec)]
-    if speaker is not None:
+    if x_vector is not None:
+        codec_rows.append(x_vector.astype(rows.pad.dtype)[None, None])
+    elif speaker is not None:
         codec_rows.append(rows.codec([config.speaker(speaker)]))
     codec_rows.append(rows.codec_pad)
     beside = mx.concatenate(codec_rows, axis=1)
@@ -158,13 +175,10 @@ class TextFeed:
     split on its way here does not change its tokens.
     """
 
-    def __init__(
-        self, model: "Qwen3TTS", *, voice: str | None, language: str | None, instructions: str | None
-    ) -> None:
-        """:raises RequestError: unknown voice or language."""
+    def __init__(self, model: "Qwen3TTS", prefix: mx.array, beside: mx.array) -> None:
+        """`prefix` [1, L, H] are the rows before the text, `beside` [1, 1, H] is the codec row of its first token."""
         self._model = model
-        role, _ = model.templates.spoken("")
-        self._prefix = prefix_rows(model, role, voice=voice, language=language, instructions=instructions)
+        self._prefix, self._beside = prefix, beside
         self._pending = ""
         self._ids: list[int] = []
         self._final = False
@@ -192,10 +206,10 @@ class TextFeed:
         if not self._ids:
             raise RequestError("The text to speak is empty.", "input")
         self.started = True
-        rows, tokens = self._model.rows, len(self._ids)
-        first = text_rows(self._model, [self._ids.pop(0)]) + rows.codec_bos
+        tokens = len(self._ids)
+        first = text_rows(self._model, [self._ids.pop(0)]) + self._beside
         prefill = mx.concatenate([self._prefix, first], axis=1)
-        return Prompt(prefill, self.rows()[0], rows.pad, tokens)
+        return Prompt(prefill, self.rows()[0], self._model.rows.pad, tokens, self._prefix.shape[1])
 
     def rows(self) -> tuple[mx.array, int]:
         """The text rows [1, n, H] that have become known, tts_eos behind the last, and how many tokens they are."""
