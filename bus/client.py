@@ -6,13 +6,32 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
 
 from .channel import Inbox, Outbox
-from .messages import Audio, Close, Credit, Ending, Failure, Message, Speak, Text
+from .messages import (
+    Audio,
+    Chat,
+    ChatAccepted,
+    ChatCredit,
+    ChatDelta,
+    ChatDone,
+    ChatFinished,
+    ChatStarted,
+    Close,
+    Credit,
+    Ending,
+    Failure,
+    Message,
+    Speak,
+    Text,
+)
+
+ChatPart = ChatAccepted | ChatStarted | ChatDelta | ChatFinished | ChatDone
+Part = TypeVar("Part", bound=Message)
 
 
 class Client:
@@ -22,7 +41,7 @@ class Client:
         """:param ended: is told how each request ended."""
         self._outbox = outbox
         self._ended = ended
-        self._requests: dict[str, SpeechRequest] = {}
+        self._requests: dict[str, OpenRequest[Message]] = {}
         # Never more than the open requests: each is closed once.
         self._closing, self._closed = anyio.create_memory_object_stream[Close](math.inf)
 
@@ -33,7 +52,7 @@ class Client:
                 tasks.start_soon(self._tell_closed)
                 async for message in inbox:
                     request = self._requests.get(message.request)
-                    if request is not None and isinstance(message, Audio | Ending):
+                    if request is not None and not isinstance(message, Speak):
                         request.take(message)
                 tasks.cancel_scope.cancel()
 
@@ -41,15 +60,20 @@ class Client:
         """A speech request, to be entered with `async with`. `chunk` is the most frames that arrive at once."""
         return SpeechRequest(self, speak, chunk)
 
+    def chat(self, chat: Chat) -> "ChatRequest":
+        """A chat request, to be entered with `async with`."""
+        return ChatRequest(self, chat)
+
     def active(self) -> int:
         return len(self._requests)
 
-    def fail_all(self, failure: Failure) -> None:
-        """End every open request with an error: its stages are gone."""
+    def fail_all(self, failure: Failure, families: tuple[str, ...] = ("speech", "chat")) -> None:
+        """End every open request of some families with an error: their stages are gone."""
         for name, request in self._requests.items():
-            request.take(Ending(request=name, reason="error", failure=failure))
+            if request.family in families:
+                request.take(Ending(request=name, reason="error", failure=failure))
 
-    def attach(self, name: str, request: "SpeechRequest") -> None:
+    def attach(self, name: str, request: "OpenRequest[Message]") -> None:
         self._requests[name] = request
 
     def detach(self, name: str, ending: Ending) -> None:
@@ -67,24 +91,21 @@ class Client:
             await self._outbox.send(close)
 
 
-class SpeechRequest:
-    """One running request: iterate it for `Audio`, then read `ending`. Leaving the block closes it."""
+class OpenRequest(Generic[Part]):
+    """One running request: iterate it for its parts, then read `ending`. Leaving the block closes it."""
 
-    def __init__(self, client: Client, speak: Speak, chunk: int) -> None:
+    family = ""
+
+    def __init__(self, client: Client, opening: Message) -> None:
         self._client = client
-        self._speak = speak
-        self._chunk = chunk
+        self._opening = opening
         self._open = False
-        # Bounded by credits: at most one message a frame, and a container's head and tail.
-        self._messages: deque[tuple[float, Audio | Ending]] = deque()
+        # Bounded by credits: at most one message a frame or token, and those that begin and end a request.
+        self._messages: deque[tuple[float, Message]] = deque()
         self._arrival = anyio.Event()
-        self._ahead = speak.lookahead
-        self._parked_since: float | None = None
         self.ending: Ending | None = None
         self.arrived = 0.0
         """When the message last handed out reached this loop, by `time.perf_counter`."""
-        self.parked_s = 0.0
-        """How long the pipeline stood still because nothing was taken from here."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -97,10 +118,10 @@ class SpeechRequest:
 
     async def open(self) -> None:
         """Send the request. Whoever calls this calls `close`."""
-        self._client.attach(self._speak.request, self)
+        self._client.attach(self._opening.request, cast(OpenRequest[Message], self))
         self._open = True
         try:
-            await self._client.send(self._speak)
+            await self._client.send(self._opening)
         except BaseException:
             self.close()
             raise
@@ -110,22 +131,14 @@ class SpeechRequest:
         if self._open:
             self._open = False
             self._messages.clear()
-            self.ending = self.ending or Ending(request=self._speak.request, reason="cancelled")
-            self._client.detach(self._speak.request, self.ending)
+            self.ending = self.ending or Ending(request=self._opening.request, reason="cancelled")
+            self._client.detach(self._opening.request, self.ending)
             self._arrival.set()
 
-    def take(self, message: Audio | Ending) -> None:
+    def take(self, message: Message) -> None:
         """Called by the client with what arrives."""
-        now = time.perf_counter()
-        if isinstance(message, Audio):
-            self._ahead -= message.frames
-            # Fewer frames than a chunk: the codec decoder may be unable to fill its next one.
-            self._parked_since = now if self._ahead < self._chunk else None
-        self._messages.append((now, message))
+        self._messages.append((time.perf_counter(), message))
         self._arrival.set()
-
-    async def text(self, text: str, *, final: bool = False) -> None:
-        await self._client.send(Text(request=self._speak.request, text=text, final=final))
 
     async def wait(self) -> None:
         """Until the next message is here, or the ending. It is not taken, so that a time limit loses nothing."""
@@ -138,7 +151,7 @@ class SpeechRequest:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Audio:
+    async def __anext__(self) -> Part:
         await self.wait()
         if self.ending is not None:
             raise StopAsyncIteration
@@ -146,10 +159,56 @@ class SpeechRequest:
         if isinstance(message, Ending):
             self.ending = message
             raise StopAsyncIteration
-        if message.frames:
-            self._ahead += message.frames
+        part = cast(Part, message)
+        await self.taken(part)
+        return part
+
+    async def taken(self, part: Part) -> None:
+        """A part is handed out: grant as much more."""
+
+
+class SpeechRequest(OpenRequest[Audio]):
+    family = "speech"
+
+    def __init__(self, client: Client, speak: Speak, chunk: int) -> None:
+        super().__init__(client, speak)
+        self._chunk = chunk
+        self._ahead = speak.lookahead
+        self._parked_since: float | None = None
+        self.parked_s = 0.0
+        """How long the pipeline stood still because nothing was taken from here."""
+
+    def take(self, message: Message) -> None:
+        if isinstance(message, Audio):
+            self._ahead -= message.frames
+            # Fewer frames than a chunk: the codec decoder may be unable to fill its next one.
+            self._parked_since = time.perf_counter() if self._ahead < self._chunk else None
+        super().take(message)
+
+    async def text(self, text: str, *, final: bool = False) -> None:
+        await self._client.send(Text(request=self._opening.request, text=text, final=final))
+
+    async def taken(self, part: Audio) -> None:
+        if part.frames:
+            self._ahead += part.frames
             if self._parked_since is not None and self._ahead >= self._chunk:
                 self.parked_s += time.perf_counter() - self._parked_since
                 self._parked_since = None
-            await self._client.send(Credit(request=self._speak.request, frames=message.frames))
-        return message
+            await self._client.send(Credit(request=part.request, frames=part.frames))
+
+
+class ChatRequest(OpenRequest[ChatPart]):
+    family = "chat"
+
+    def __init__(self, client: Client, chat: Chat) -> None:
+        super().__init__(client, chat)
+        self._taken = 0
+        # One credit for several tokens: a message each would wake the device's loop twice as often.
+        self._batch = max(1, chat.lookahead // 4)
+
+    async def taken(self, part: ChatPart) -> None:
+        if isinstance(part, ChatDelta):
+            self._taken += part.tokens
+            if self._taken >= self._batch:
+                tokens, self._taken = self._taken, 0
+                await self._client.send(ChatCredit(request=part.request, tokens=tokens))

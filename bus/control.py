@@ -29,6 +29,8 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sample_rate: int = 24_000
     max_frames: int = 0
     instructions: bool = False
+    context: int = 0
+    """Tokens of prompt and answer together, for chat."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):

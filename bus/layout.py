@@ -87,6 +87,37 @@ class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     frames_floor: int = 75
 
 
+class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    models: tuple[str, ...] = ()
+    """Folders in mlx-lm's form, or hub ids; `name=source` gives one a name of your own."""
+    draft_model: str | None = None
+    """A small model with the same vocabulary that guesses tokens ahead; it needs exactly one chat model."""
+    draft_tokens: int = 3
+    """Tokens that it guesses at a time."""
+    kv_bits: Literal[4, 8] | None = None
+    """Keeps keys and values quantised."""
+    kv_group_size: Literal[32, 64, 128] = 64
+    max_kv_size: int | None = None
+    """Tokens that are kept; the oldest but the first few make room."""
+    rows: int = 8
+    """Choices that are decoded at once; more requests wait."""
+    chunk: int = 256
+    """Prompt tokens that are read in one slice of device work, and the unit of the prompt cache."""
+    cache_bytes: int = 2 << 30
+    """Bound of a model's prompt cache; a draft model has as much again."""
+    lookahead_tokens: int = 256
+    """Tokens made ahead of a client that does not read."""
+    max_concurrent: int = 32
+    """Chat requests that are open at once, decoded or waiting for a row."""
+    max_queued: int = 128
+    """Requests that wait for that; beyond it the answer is 429."""
+    token_timeout_s: float = 600.0
+    """How long a request may wait for its next token before it ends with an error."""
+    max_responses: int = 1000
+    """Answers of `/v1/responses` that are remembered, for `previous_response_id`."""
+    max_responses_bytes: int = 64 * 1024 * 1024
+
+
 class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     beat_s: float = 1.0
     """How often a stage process says that it lives."""
@@ -133,6 +164,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     link: tuple[LinkSettings, ...] = ()
     api: Api = Api()
     speech: Speech = Speech()
+    chat: Chat = Chat()
     device: Device = Device()
     supervision: Supervision = Supervision()
     taps: Taps = Taps()
@@ -215,6 +247,7 @@ def _explain(error: str) -> str:
         "link": LinkSettings,
         "api": Api,
         "speech": Speech,
+        "chat": Chat,
         "device": Device,
         "supervision": Supervision,
         "taps": Taps,

@@ -7,14 +7,16 @@ computed) and travel as `Tensor` everywhere else. `SCHEMA` names this set; it is
                                                     ▲───────Feedback───────┘
                                                      api ◀Audio─ encoder ◀Pcm─ codec_decoder
 
-`Speak` opens a request in each stage, ahead of any data; `Ending` closes it, behind all of it.
+    api ─Chat,ChatCredit,Close▶ chat ─ChatAccepted,ChatStarted,ChatDelta,ChatFinished,ChatDone▶ api
+
+`Speak` or `Chat` opens a request in each stage, ahead of any data; `Ending` closes it, behind all of it.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-SCHEMA = 1
+SCHEMA = 2
 
 EndReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -152,6 +154,112 @@ class Audio(Message, frozen=True, kw_only=True):
     """How many of them come before the first that is not silence; all of them when none is."""
 
 
+class Chat(Message, frozen=True, kw_only=True):
+    """Opens a chat request: a conversation, or a plain prompt, to be continued `n` times."""
+
+    model: str
+    conversation: str = ""
+    """JSON text of `stages.chat.conversation.Conversation`; JSON may hold numbers that msgpack cannot."""
+    prompt: str | tuple[int, ...] | None = None
+    """Text or tokens that are continued as they stand, in place of a conversation."""
+    count_only: bool = False
+    """Only `ChatAccepted` is wanted, for the length of the prompt."""
+    max_tokens: int | None = None
+    """None or more than fits: until the context is full."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    """How many of the likeliest tokens to name beside each drawn one; None for no log-probabilities."""
+    lookahead: int = 256
+    """Tokens that may be made before the first `ChatCredit`; a request without credit is set aside."""
+
+
+class ChatCredit(Message, frozen=True, kw_only=True):
+    """The client took this many tokens: as many more may be made."""
+
+    tokens: int
+
+
+class ChatAccepted(Message, frozen=True, kw_only=True):
+    """The request can be served; its prompt has not been read yet."""
+
+    prompt_tokens: int
+
+
+class ChatStarted(Message, frozen=True, kw_only=True):
+    """The prompt has been read, as far as the prompt cache did not have it."""
+
+    cached_tokens: int
+    prompt_s: float
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """A tool call."""
+
+    id: str
+    name: str
+    arguments: str
+    """A JSON object as text."""
+
+
+class Likely(msgspec.Struct, frozen=True, array_like=True):
+    """A token and its log-probability."""
+
+    data: bytes
+    """UTF-8, of which a token may hold a part of a character."""
+    logprob: float
+
+
+class Drawn(msgspec.Struct, frozen=True, array_like=True):
+    """A token of the answer among the likeliest ones, best first."""
+
+    token: Likely
+    top: tuple[Likely, ...]
+
+
+class ChatDelta(Message, frozen=True, kw_only=True):
+    """What one token, or the end of a choice, added; often nothing, where more has to come first."""
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    tokens: int = 1
+    drawn: tuple[Drawn, ...] = ()
+
+
+class ChatFinished(Message, frozen=True, kw_only=True):
+    """The end of one choice."""
+
+    choice: int
+    reason: Literal["stop", "length", "tool_calls"]
+    stop: str | None = None
+    """The stop string that was met."""
+
+
+class ChatDone(Message, frozen=True, kw_only=True):
+    """What a request came to, ahead of its `Ending`."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    accepted_tokens: int
+    """Tokens of the draft model that were right."""
+    rejected_tokens: int
+    prompt_s: float
+    generation_s: float
+
+
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """Why a request failed, in the words of the error envelope."""
 
@@ -171,6 +279,8 @@ class Ending(Message, frozen=True, kw_only=True):
 
 
 ToPrompt = Speak | Text | Credit | Close
+ToChat = Chat | ChatCredit | Close
+FromChat = ChatAccepted | ChatStarted | ChatDelta | ChatFinished | ChatDone | Ending
 
 # Each link of the stage graph and what it carries. A message goes to every link of its stage with its type.
 LINKS: dict[tuple[str, str], Any] = {
@@ -181,8 +291,11 @@ LINKS: dict[tuple[str, str], Any] = {
     ("code_predictor", "codec_decoder"): Speak | Codes | Hold | Ending,
     ("codec_decoder", "encoder"): Speak | Pcm | Ending,
     ("encoder", "api"): Speak | Audio | Ending,
+    ("api", "chat"): ToChat,
+    ("chat", "api"): FromChat,
 }
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "speech": ("prompt", "talker", "code_predictor", "codec_decoder", "encoder"),
+    "chat": ("chat",),
 }

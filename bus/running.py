@@ -22,7 +22,7 @@ from .keys import read as read_keys
 from .layout import Layout
 from .listener import SOCKET
 from .loop import Station
-from .messages import Failure
+from .messages import FAMILIES, Failure
 from .run_folder import run_folder
 from .supervisor import Supervisor
 from .tap import Exchange
@@ -203,7 +203,8 @@ class Running:
             await self._body.wait()
         except Exception as error:  # whatever ended the device thread is the reason that requests are given
             self._failure = f"the device thread ended, restart the server: {error}"
-            self.client.fail_all(Failure(status=503, code="stage_down", message=self._failure))
+            failure = Failure(status=503, code="stage_down", message=self._failure)
+            self.client.fail_all(failure, self._families(self.process))
 
     def _died(self, dead: Supervisor, why: str) -> None:
         """A process has ended unasked: end the requests it had a part in, and link the others to its successor."""
@@ -213,7 +214,7 @@ class Running:
         assert self._body is not None
         failure = Failure(status=503, code="stage_down", message=f"the process {dead.name} ended: {why}")
         self._epochs[dead.name] = dead.epoch
-        self.client.fail_all(failure)
+        self.client.fail_all(failure, self._families(dead.name))
         command = Relink(dead.name, dead.epoch, failure)
         self._body.relink(command)
         for supervisor in self._supervisors:
@@ -239,16 +240,27 @@ class Running:
         outage = self.outage()
         return outage.reason if outage is not None else None
 
-    def outage(self) -> Outage | None:
-        """Why speech cannot be served now, None when it can."""
-        if self._failure is not None:
-            return Outage(self._failure, GIVEN_UP_S)
+    def _families(self, process: str) -> tuple[str, ...]:
+        """Those that have a stage in a process; a process without any is part of all."""
+        return tuple(family for family in FAMILIES if self._part_of(process, family))
+
+    def _part_of(self, process: str, family: str | None) -> bool:
+        stages = {*self.layout.find(process).loop, *self.layout.find(process).device} - {"api"}
+        return family is None or not stages or bool(stages & {*FAMILIES[family]})
+
+    def outage(self, family: str | None = None) -> Outage | None:
+        """Why a family (or not everything) cannot be served now, None when it can."""
         assert self._body is not None
+        own = self._part_of(self.process, family)
+        if own and self._failure is not None:
+            return Outage(self._failure, GIVEN_UP_S)
         busy_s = self._body.progress.busy_s
-        if busy_s > self.layout.supervision.wedged_s:
+        if own and busy_s > self.layout.supervision.wedged_s:
             return Outage(f"the device has stood still for {busy_s:.0f} s: restart the server", GIVEN_UP_S)
         deaths = sum(self._epochs.values())
         for supervisor in self._supervisors:
+            if not self._part_of(supervisor.name, family):
+                continue
             if supervisor.state == "failed":
                 why = f"the process {supervisor.name} is given up, it ended too often: {supervisor.why}"
                 return Outage(why, GIVEN_UP_S)

@@ -7,8 +7,10 @@ from pathlib import Path
 from ..bus.channel import Stage
 from ..bus.control import Loading, ModelInfo, Notice, Progress, Ready
 from ..bus.device_thread import Commands
+from ..bus.errors import StartError
 from ..bus.layout import Layout
 from ..bus.loop import Station, Wiring
+from ..bus.messages import FAMILIES
 from ..configs.models import find, split_name
 from .speech.encoder import EncoderStage
 
@@ -29,7 +31,7 @@ async def device_main(
         cache_limit_bytes=settings.cache_limit_bytes, wired_limit_bytes=settings.wired_limit_bytes
     )
     try:
-        models, stages = _speech(station, progress, notify)
+        models, stages = _load(station, progress, notify)
         progress.active = lambda: {name: len(stage.open_requests()) for name, stage in stages.items()}
         async with Wiring(station) as wiring:
             wiring.run(stages)
@@ -44,9 +46,64 @@ def _report(notify: Callable[[Notice], None], what: str, done: float) -> None:
     notify(Loading(what, done))
 
 
-def _speech(
-    station: Station, progress: Progress, notify: Callable[[Notice], None]
-) -> tuple[tuple[ModelInfo, ...], dict[str, Stage]]:
+Loaded = tuple[tuple[ModelInfo, ...], dict[str, Stage]]
+
+
+def _load(station: Station, progress: Progress, notify: Callable[[Notice], None]) -> Loaded:
+    """The stages of a device thread and their models."""
+    chat: Loaded = ((), {})
+    if "chat" in station.stages:
+        chat = _chat(station.layout, progress, notify)
+    speech: Loaded = ((), {})
+    if any(name in FAMILIES["speech"] for name in station.stages):
+        speech = _speech(station, progress, notify)
+    return speech[0] + chat[0], speech[1] | chat[1]
+
+
+def _chat(layout: Layout, progress: Progress, notify: Callable[[Notice], None]) -> Loaded:
+    from .chat.engine import Engine, EngineOptions
+    from .chat.model import KvOptions, load_model
+    from .chat.stage import ChatStage
+
+    settings = layout.chat
+    if not settings.models:
+        raise StartError(
+            "no chat model: give one with --chat-model, or name it in [chat] models of the layout"
+        )
+    if settings.draft_model is not None and len(settings.models) > 1:
+        raise StartError("a draft model guesses for one chat model: leave out the others, or --draft-model")
+    kv = KvOptions(bits=settings.kv_bits, group_size=settings.kv_group_size, max_size=settings.max_kv_size)
+    options = EngineOptions(
+        chunk=settings.chunk,
+        rows=settings.rows,
+        cache_bytes=settings.cache_bytes,
+        draft_tokens=settings.draft_tokens,
+    )
+    draft = None
+    if settings.draft_model is not None:
+        notify(Loading("loading the draft model"))
+        draft = load_model(str(find(split_name(settings.draft_model)[1])), kv)
+    engines: dict[str, Engine] = {}
+    infos: list[ModelInfo] = []
+    for source in settings.models:
+        name, where = split_name(source)
+        notify(Loading(f"loading {name}"))
+        model = load_model(str(find(where)), kv)
+        engines[name] = Engine(model, options, draft)
+        infos.append(
+            ModelInfo(
+                name=name,
+                family="chat",
+                kind=model.name,
+                size=model.size,
+                source=where,
+                context=model.context,
+            )
+        )
+    return tuple(infos), {"chat": ChatStage(engines, progress)}
+
+
+def _speech(station: Station, progress: Progress, notify: Callable[[Notice], None]) -> Loaded:
     from .speech.code_predictor import CodePredictorStage
     from .speech.codec_decoder import CodecDecoderStage
     from .speech.prompt import PromptStage
@@ -82,4 +139,4 @@ def _speech(
         "code_predictor": lambda: CodePredictorStage(models, progress),
         "codec_decoder": lambda: CodecDecoderStage(models, layout.speech, progress),
     }
-    return tuple(infos), {name: makers[name]() for name in station.stages}
+    return tuple(infos), {name: makers[name]() for name in station.stages if name in makers}

@@ -30,15 +30,32 @@ class Batch:
 
     def join(self, rows: Sequence[Row], caches: list[kv.Caches]) -> None:
         """Add rows, each with the caches of its prompt but for the last token."""
+        self._add(rows, caches, mx.array([row.request.prompt[-1] for row in rows], mx.uint32))
+
+    def _add(self, rows: Sequence[Row], caches: list[kv.Caches], inputs: mx.array) -> None:
         if len(self.rows) > 1:
             kv.extend(self._caches, kv.merge(caches))
         else:
-            together = [self._caches, *caches] if self.rows else caches
-            self._caches = together[0] if len(together) == 1 else kv.merge(together)
-        last = mx.array([row.request.prompt[-1] for row in rows], mx.uint32)
-        self._inputs = mx.concatenate([self._inputs, last])
+            self._caches = _together([self._caches, *caches] if self.rows else caches)
+        self._inputs = mx.concatenate([self._inputs, inputs])
         self.rows += rows
         self._sampler = None
+
+    def split(self, request: str) -> "Batch":
+        """Take the rows of a request out, into a batch of their own that stands where they stand."""
+        places = [n for n, row in enumerate(self.rows) if row.request.id == request]
+        apart = Batch(self._model)
+        apart.rows = [self.rows[n] for n in places]
+        apart._caches = _together([kv.single(self._caches, n) for n in places])
+        apart._inputs = self._inputs[mx.array(places, mx.uint32)]
+        self.leave(request)
+        return apart
+
+    def absorb(self, other: "Batch") -> None:
+        """Add the rows of another batch, which is not used any more."""
+        rows = range(len(other.rows))
+        caches = [other._caches] if len(rows) == 1 else [kv.single(other._caches, n) for n in rows]
+        self._add(other.rows, caches, other._inputs)
 
     def leave(self, request: str) -> None:
         """Drop the rows of a request."""
@@ -108,3 +125,7 @@ class Batch:
             self._caches = kv.single(self._caches, alive[0])
         else:
             kv.keep(self._caches, alive)
+
+
+def _together(rows: list[kv.Caches]) -> kv.Caches:
+    return rows[0] if len(rows) == 1 else kv.merge(rows)

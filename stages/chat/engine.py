@@ -85,6 +85,8 @@ class Engine:
         self._batches: deque[Batch | DraftBatch] = deque()
         self._shared: Batch | None = None
         self._running: dict[str, _Running] = {}
+        self._aside: dict[str, list[Batch | DraftBatch]] = {}
+        """The rows of requests that are set aside."""
         self._decoded_last = False
 
     @property
@@ -131,12 +133,40 @@ class Engine:
             )
         self._waiting.append(request)
 
+    def pause(self, request: str) -> None:
+        """Set a request aside that is being decoded: its rows cost memory, but no time, nor room for others."""
+        aside: list[Batch | DraftBatch] = []
+        for batch in list(self._batches):
+            names = {row.request.id for row in batch.rows}
+            if request not in names:
+                continue
+            if names == {request}:
+                self._batches.remove(batch)
+                aside.append(batch)
+            elif isinstance(batch, Batch):
+                aside.append(batch.split(request))
+        if aside:
+            self._aside.setdefault(request, []).extend(aside)
+
+    def resume(self, request: str) -> None:
+        """Go on with a request that was set aside, if it was; for a while there may be more rows than `rows`."""
+        for batch in self._aside.pop(request, []):
+            # A seed asks for a batch of its own, and so do caches that cannot be batched.
+            shared = self.model.batchable and batch.rows[0].request.sampling.seed is None
+            if shared and isinstance(batch, Batch) and self._shared in self._batches and self._shared:
+                self._shared.absorb(batch)
+            else:
+                self._batches.append(batch)
+                if shared and isinstance(batch, Batch):
+                    self._shared = batch
+
     def cancel(self, request: str) -> bool:
         """Forget a request at once; whether it was known. What it read of its prompt stays in the prompt cache."""
         before = self.waiting + self.running
         self._waiting = deque(one for one in self._waiting if one.id != request)
         self._prefills = deque(one for one in self._prefills if one.request.id != request)
         self._running.pop(request, None)
+        self._aside.pop(request, None)
         for batch in self._batches:
             batch.leave(request)
         self._batches = deque(batch for batch in self._batches if batch.rows)

@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import msgspec
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load
 
@@ -56,6 +57,18 @@ class ChatModel:
         self.call_format: CallFormat = call_format(tokenizer)
         self.think = _think(tokenizer)
         self._grammars: GrammarCompiler | None = None
+
+    @property
+    def size(self) -> str:
+        """Parameters, such as `135M` or `7.2B`; a quantised weight counts as what it stands for."""
+        leaves: Any = tree_flatten(self.net.parameters())
+        bits = (self.config.get("quantization") or {}).get("bits", 32)
+        count = sum(
+            leaf.size * (32 // bits if leaf.dtype == mx.uint32 else 1)
+            for name, leaf in leaves
+            if not name.endswith((".scales", ".biases"))
+        )
+        return f"{count / 1e9:.2g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
 
     @property
     def grammars(self) -> GrammarCompiler:

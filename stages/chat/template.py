@@ -140,6 +140,8 @@ def _shape(message: Any, where: str) -> Json:
         if isinstance(message.get(name), str):
             shaped[name] = message[name]
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise RequestError(f"{where}.tool_calls must be a list.", f"{where}.tool_calls")
         shaped["tool_calls"] = [_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
     return shaped
 
