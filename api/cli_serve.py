@@ -5,7 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .cli_terminal import Line
+from .cli_terminal import Line, columns, size
 
 if TYPE_CHECKING:
     from ..bus.layout import Layout
@@ -44,6 +44,13 @@ def run(args: argparse.Namespace) -> int:
         line.clear()
         names = ", ".join(model.name for model in running.models)
         print(f"vivavoce serves {names} on {url} ({running.backend})", flush=True)
+        rows = [
+            (f"process {status.name}", f"pid {status.pid}", size(status.rss_bytes), ", ".join(status.stages))
+            for status in running.processes()
+        ]
+        print(columns(rows), flush=True)
+        if running.tap is not None:
+            print(f"  tap {running.tap}", flush=True)
         for hint in running.hints:
             print(f"Faster: {hint}", file=sys.stderr)
 

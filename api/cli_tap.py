@@ -42,8 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
     from ..bus.listener import AsyncTap
 
-    kinds = ("pcm", "ending") if args.play or args.wav else tuple(args.kind)
-    tap = AsyncTap(args.address, stage=args.stage, kind=kinds, request=args.request, keys_file=args.keys)
+    stages, kinds = args.stage or (), tuple(args.kind)
+    if args.play or args.wav:
+        stages, kinds = ("codec_decoder", "api"), ("pcm", "ending")
+    tap = AsyncTap(args.address, stage=stages, kind=kinds, request=args.request, keys_file=args.keys)
     if args.wav:
         with _wav(args.wav) as file:
             print(f"{args.wav}: {anyio.run(_save, tap, file)}")
@@ -110,7 +112,7 @@ async def _play(tap: "AsyncTap") -> None:
         async with tap:
             playing = None
             async for event in tap:
-                if event.kind == "ending":
+                if _over(event):
                     playing = None if event.request == playing else playing
                 elif isinstance(event.message, Pcm) and event.request == (
                     playing := playing or event.request
@@ -118,12 +120,20 @@ async def _play(tap: "AsyncTap") -> None:
                     await speakers.write(event.message.samples)
 
 
+def _over(event: "Event") -> bool:
+    """Whether no more sound will come: the codec decoder says so behind the last of it, if it lives."""
+    from ..bus.messages import Ending
+
+    ending = event.message
+    return isinstance(ending, Ending) and (event.stage != "api" or ending.reason in ("error", "cancelled"))
+
+
 @contextmanager
 def _wav(path: str) -> "Generator[wave.Wave_write]":
     from ..bus.errors import VivavoceError
 
     try:
-        opened = open(path, "wb")
+        opened = open(path, "wb")  # noqa: SIM115 (`with` begins below)
     except OSError as error:
         raise VivavoceError(f"{path} cannot be written: {error.strerror}") from None
     with opened, wave.open(opened, "wb") as file:
@@ -142,6 +152,6 @@ async def _save(tap: "AsyncTap", file: wave.Wave_write) -> str:
                 missing = event.message.frame - frame
                 lost, frame = lost + missing, event.message.frame + event.message.frames
                 file.writeframes(bytes(missing * FRAME_BYTES) + event.message.samples)
-            elif event.kind == "ending" and event.request == request:
+            elif _over(event) and event.request == request:
                 break
     return f"{frame * 0.08:.2f} s of {request}" + (f", {lost} frames lost" if lost else "")

@@ -66,7 +66,7 @@ class _Ears:
         self,
         address: str | None = None,
         *,
-        stage: str | None = None,
+        stage: str | tuple[str, ...] = (),
         kind: str | tuple[str, ...] = (),
         request: str | None = None,
         keys_file: str | Path | None = None,
@@ -74,6 +74,7 @@ class _Ears:
     ) -> None:
         """
         :param address: `ipc://…` or `tcp://…`; None finds the server.
+        :param stage: of these stages only; by default of the one that a kind usually comes from.
         :param kind: text, codes, pcm, timing or ending, one or several; by default all of them.
         :param keys_file: a client's file of keys, for TCP.
         :param backlog: messages kept until they are read; what comes after is lost.
@@ -88,7 +89,7 @@ class _Ears:
         self.missed = 0
         """Messages lost so far."""
         self._backlog = backlog
-        self._stage = stage
+        self._stages = (stage,) if isinstance(stage, str) else stage
         self._request = request
         if self.address.startswith("tcp:") and keys_file is None:
             raise TapError(
@@ -105,8 +106,8 @@ class _Ears:
         if self._keys is not None:
             self._keys.connect(socket)
         for kind in self._kinds or (None,):
-            stage = self._stage or (KINDS[kind] if kind else None)
-            socket.subscribe(_beginning(stage, kind, self._request))
+            for stage in self._stages or (KINDS[kind] if kind else None,):
+                socket.subscribe(_beginning(stage, kind, self._request))
         socket.connect(self.address)
 
     def _take(self, frames: list[bytes]) -> Event | None:
@@ -115,7 +116,7 @@ class _Ears:
         stage, kind, request = topic.split(".", 2)
         if self._request not in (None, request) or kind not in (self._kinds or KINDS):
             return None
-        if self._stage not in (None, stage):
+        if stage not in (self._stages or (stage,)):
             return None
         try:
             envelope = self._decode(frames[1])

@@ -12,7 +12,10 @@ read in time. Within one schema number fields are only ever added, at the end.
 | codes | code_predictor | Codes: 16 codes of a frame, one frame late, since until then the device works on them |
 | pcm | codec_decoder | Pcm: 16-bit mono samples at the model's rate |
 | ending | api | Ending, once for each request, when its client has had everything |
+| ending | others | Ending, behind all else that the stage sent for the request |
 | timing | all | Timing: a stage has sent a message of the pipeline |
+
+What one stage sends arrives in order; between stages only the times tell what came first.
 """
 
 import threading
@@ -37,7 +40,7 @@ KINDS: dict[str, str | None] = {
     "ending": "api",
     "timing": None,
 }
-"""The stage that a kind comes from; `timing` comes from all."""
+"""The stage whose messages of a kind are usually meant; None is all."""
 
 
 class Timing(Message, frozen=True, kw_only=True):
@@ -108,14 +111,16 @@ class Publisher:
             self._publish(stage, "timing", now, Timing(request=request, sent=sent, frame=frame))
         match message:
             case Codes() if stage == "code_predictor":
-                self._release(message, now)
+                if (ready := self._held.get(request)) is not None:
+                    self._publish(stage, "codes", now, ready)
                 self._held[request] = message
-            case Ending() if stage == "code_predictor" and request in self._held:
-                last = self._held[request]
+            case Ending():
+                last = self._held.pop(request, None) if stage == "code_predictor" else None
                 # The frame that turned out to be the end was made, but is not spoken.
-                if message.reason in ("stop", "length") and last.frame < message.frames:
-                    self._release(last, now)
-                del self._held[request]
+                good = message.reason in ("stop", "length")
+                if last is not None and good and last.frame < message.frames:
+                    self._publish(stage, "codes", now, last)
+                self._publish(stage, "ending", now, message)
             case Pcm() if stage == "codec_decoder":
                 self._publish(stage, "pcm", now, message)
             case Speak() | Text() if stage == "api":
@@ -129,10 +134,6 @@ class Publisher:
         """Called with the one ending of a request, as its client saw it."""
         if self._wanted:
             self._publish("api", "ending", time.time(), ending)
-
-    def _release(self, message: Codes, now: float) -> None:
-        if held := self._held.get(message.request):
-            self._publish("code_predictor", "codes", now, held)
 
     def _publish(self, stage: str, kind: str, now: float, message: Message) -> None:
         topic = f"{stage}.{kind}.{message.request}"
