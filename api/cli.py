@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # the command's boundary: a person gets one sentence
         if getattr(args, "debug", False):
             raise
-        return _failed(_single(error))
+        from ..bus.errors import innermost
+
+        return _failed(innermost(error))
 
 
 def _failed(error: BaseException) -> int:
@@ -47,13 +49,6 @@ def _failed(error: BaseException) -> int:
     else:
         print(f"vivavoce: {_sentence(error)}", file=sys.stderr)
     return 1
-
-
-def _single(error: BaseException) -> BaseException:
-    """What a task group wrapped."""
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
-        error = error.exceptions[0]
-    return error
 
 
 def _sentence(error: BaseException) -> str:

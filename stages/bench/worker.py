@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...bus.errors import VivavoceError
+from ...bus.errors import VivavoceError, innermost
 from .records import About, Pieces, Plan, Run, Waits
 
 Answer = About | Run | Waits | Pieces
@@ -52,9 +52,7 @@ def main() -> None:
             for line in sys.stdin:
                 answer(_do(side, line.strip()))
     except Exception as error:  # the process's boundary: its last line is what the comparison reports
-        cause: BaseException = error
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
+        cause = innermost(error)
         if not isinstance(cause, VivavoceError):
             traceback.print_exception(error)
         sys.exit(str(cause))

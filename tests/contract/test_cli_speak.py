@@ -64,6 +64,17 @@ def test_a_refused_request_leaves_no_file(tmp_path: Path, capsys: pytest.Capture
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_that_is_not_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing, target = tmp_path / "model", tmp_path / "a.wav"
+    assert cli.main(["speak", TEXT, "-o", str(target), "--model", str(missing)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"vivavoce: no model folder '{missing}'")
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_request_that_fails_in_a_stage_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
