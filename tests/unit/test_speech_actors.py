@@ -1,6 +1,6 @@
 """The actors by themselves, over a model whose answers are scripted: order, endings, credit, cancelling."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -99,7 +99,7 @@ class _Bench:
 
 
 @asynccontextmanager
-async def _running(stage: Stage, name: str) -> AsyncIterator[_Bench]:
+async def _running(stage: Stage, name: str) -> AsyncGenerator[_Bench]:
     give, inbox = anyio.create_memory_object_stream[Message](100)
     out, got = anyio.create_memory_object_stream[Message](1000)
     carried = frozenset[type[Message]]().union(*(kinds(LINKS[edge]) for edge in LINKS if edge[0] == name))
@@ -172,7 +172,7 @@ async def test_an_ending_from_elsewhere_frees_the_request_and_is_passed_on_once(
     async with _running(stage, "talker") as bench:
         await bench.give(SPEAK, PROMPT, cancelled, cancelled, _feedback(0))
         assert bench.got()[2:] == [cancelled]
-        assert stage.active() == 0
+        assert stage.open_requests() == ()
 
 
 async def test_one_request_fails_alone() -> None:
@@ -244,7 +244,7 @@ async def test_a_cancelled_request_hands_out_nothing_more() -> None:
         bench.got()
         await bench.give(Ending(request="r", reason="cancelled"), _codes(3))
         assert bench.got() == [Ending(request="r", reason="cancelled")]
-        assert stage.active() == 0
+        assert stage.open_requests() == ()
 
 
 async def test_silence_beyond_the_limit_ends_with_length() -> None:
@@ -257,14 +257,14 @@ async def test_silence_beyond_the_limit_ends_with_length() -> None:
 
 async def test_close_becomes_the_ending_that_frees_the_stages_behind() -> None:
     class Waiting(PromptStage):
-        async def opened(self, state: Speak, outbox: Outbox) -> None:
+        async def opened(self, state: Any, outbox: Outbox) -> None:
             """No prompt: only the life cycle is looked at."""
 
     stage = Waiting({"m": _model([])}, nullcontext())
     async with _running(stage, "prompt") as bench:
         await bench.give(SPEAK, Close(request="r"), Close(request="r"))
         assert bench.got() == [SPEAK, Ending(request="r", reason="cancelled")]
-        assert stage.active() == 0
+        assert stage.open_requests() == ()
 
 
 async def test_unknown_model_is_the_callers_mistake() -> None:
