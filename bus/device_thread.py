@@ -76,9 +76,9 @@ class DeviceThread:
             anyio.run(self._run)
         except BaseException as error:  # the thread's boundary: told to whoever waits, re-raised nowhere else
             cause = innermost(error)
+            self._over.set_exception(cause)  # first: whoever learns of it next may call `stop`
             if not self._ready.done():
                 self._ready.set_exception(cause)
-            self._over.set_exception(cause)
         else:
             self._over.set_result(None)
 
