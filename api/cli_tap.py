@@ -73,7 +73,7 @@ def _content(event: "Event") -> str:
     from ..bus import messages, tap
 
     match event.message:
-        case messages.Speak() | messages.Text() as said:
+        case messages.Speak() | messages.Text() | messages.ChatDelta() as said:
             return repr(said.text)
         case messages.Codes() as made:
             return f"frame {made.frame}: {' '.join(str(code) for code in codes(made))}"

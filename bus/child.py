@@ -104,6 +104,7 @@ async def _serve(task: Task, folder: Path, context: zmq.Context[Any], control: z
         body,
         anyio.create_task_group() as tasks,
     ):
+        tell(_state(body))
         tell(body.ready)
         tasks.start_soon(_beat, control, body, task.beat_s)
         tasks.start_soon(_obey, control, body, tasks.cancel_scope)
@@ -112,19 +113,21 @@ async def _serve(task: Task, folder: Path, context: zmq.Context[Any], control: z
 
 
 async def _beat(control: zmq.asyncio.Socket, body: Body, every_s: float) -> None:
-    process = psutil.Process()
     while True:
-        beat = Beat(
-            device_steps=body.progress.steps,
-            last_progress_s=body.progress.age_s,
-            busy_s=body.progress.busy_s,
-            rss_bytes=process.memory_info().rss,
-            active=body.active(),
-            deaths=body.deaths,
-            tapped=body.tapped,
-        )
-        await control.send(wire.encode(beat))
         await anyio.sleep(every_s)
+        await control.send(wire.encode(_state(body)))
+
+
+def _state(body: Body) -> Beat:
+    return Beat(
+        device_steps=body.progress.steps,
+        last_progress_s=body.progress.age_s,
+        busy_s=body.progress.busy_s,
+        rss_bytes=psutil.Process().memory_info().rss,
+        active=body.active(),
+        deaths=body.deaths,
+        tapped=body.tapped,
+    )
 
 
 async def _obey(control: zmq.asyncio.Socket, body: Body, scope: anyio.CancelScope) -> None:

@@ -106,7 +106,7 @@ class _Ears:
         if self._keys is not None:
             self._keys.connect(socket)
         for kind in self._kinds or (None,):
-            for stage in self._stages or (KINDS[kind] if kind else None,):
+            for stage in self._stages or (KINDS[kind] if kind else ()) or (None,):
                 socket.subscribe(_beginning(stage, kind, self._request))
         socket.connect(self.address)
 

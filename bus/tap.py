@@ -9,6 +9,7 @@ read in time. Within one schema number fields are only ever added, at the end.
 | kind | stage | message |
 |---|---|---|
 | text | api | Speak (opens a request, with its text), Text (more text for it) |
+| text | chat | ChatDelta: what a token, or the end of a choice, added to the answer |
 | codes | code_predictor | Codes: 16 codes of a frame, one frame late, since until then the device works on them |
 | pcm | codec_decoder | Pcm: 16-bit mono samples at the model's rate |
 | ending | api | Ending, once for each request, when its client has had everything |
@@ -30,17 +31,17 @@ import zmq.asyncio
 
 from . import wire
 from .keys import Keys
-from .messages import Close, Codes, Credit, Ending, Feedback, Message, Pcm, Speak, Text
+from .messages import ChatCredit, ChatDelta, Close, Codes, Credit, Ending, Feedback, Message, Pcm, Speak, Text
 
 SCHEMA = 1
-KINDS: dict[str, str | None] = {
-    "text": "api",
-    "codes": "code_predictor",
-    "pcm": "codec_decoder",
-    "ending": "api",
-    "timing": None,
+KINDS: dict[str, tuple[str, ...]] = {
+    "text": ("api", "chat"),
+    "codes": ("code_predictor",),
+    "pcm": ("codec_decoder",),
+    "ending": ("api",),
+    "timing": (),
 }
-"""The stage whose messages of a kind are usually meant; None is all."""
+"""The stages whose messages of a kind are usually meant; none is all."""
 
 
 class Timing(Message, frozen=True, kw_only=True):
@@ -52,7 +53,7 @@ class Timing(Message, frozen=True, kw_only=True):
     """Its first frame, where it has one."""
 
 
-Tapped = Speak | Text | Codes | Pcm | Ending | Timing
+Tapped = Speak | Text | ChatDelta | Codes | Pcm | Ending | Timing
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -106,7 +107,7 @@ class Publisher:
         if not self._wanted:
             return
         now, request = time.time(), message.request
-        if not isinstance(message, Credit | Feedback | Close):
+        if not isinstance(message, Credit | ChatCredit | Feedback | Close):
             sent, frame = type(message).__name__, getattr(message, "frame", None)
             self._publish(stage, "timing", now, Timing(request=request, sent=sent, frame=frame))
         match message:
@@ -124,6 +125,8 @@ class Publisher:
             case Pcm() if stage == "codec_decoder":
                 self._publish(stage, "pcm", now, message)
             case Speak() | Text() if stage == "api":
+                self._publish(stage, "text", now, message)
+            case ChatDelta() if message.text:
                 self._publish(stage, "text", now, message)
             case _:
                 pass
