@@ -27,6 +27,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     (problem, *bodies), schemas = msgspec.json.schema_components(
         [ErrorBody, *kinds], ref_template="#/components/schemas/{name}"
     )
+    for kind in kinds:
+        _allow_null(schemas[kind.__name__])
     described = dict(zip(kinds, bodies, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -48,6 +50,15 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    """A field that is null is as if it were absent (see `schema`)."""
+    for name, part in schema["properties"].items():
+        nullable = any(option.get("type") == "null" for option in part.get("anyOf", ()))
+        if name not in schema.get("required", ()) and not nullable:
+            default = {"default": part.pop("default")} if "default" in part else {}
+            schema["properties"][name] = {"anyOf": [part, {"type": "null"}], **default}
 
 
 def _operation(

@@ -109,7 +109,7 @@ def convert(value: Any, kind: type[T]) -> T:
     """
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.", code="invalid_json")
-    given: dict[str, Any] = {name: part for name, part in value.items() if part is not None}
+    given: dict[str, Any] = {name: _whole(part) for name, part in value.items() if part is not None}
     try:
         return msgspec.convert(given, kind)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -120,6 +120,11 @@ def convert(value: Any, kind: type[T]) -> T:
             raise RequestError(f"`{field}` is missing.", field, code="missing_required_parameter") from None
         name = f"`{field}`: " if field else ""
         raise RequestError(f"{name}{text}{_allowed(kind, field)}.", field) from None
+
+
+def _whole(value: Any) -> Any:
+    """To JSON 3.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _allowed(kind: type, field: str | None) -> str:

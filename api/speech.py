@@ -14,7 +14,7 @@ from .edge import Edge
 from .errors import BrokenOffError, openai_shape
 from .exchange import current
 from .job import SpeechJob
-from .operations import INFERENCE, Operation
+from .operations import INFERENCE, OBJECT, Operation
 from .schema import SpeechBody, read
 
 OPERATIONS = (
@@ -25,7 +25,7 @@ OPERATIONS = (
         body=SpeechBody,
         answers={
             **{kind.content_type: {"type": "string", "format": "binary"} for kind in FORMATS.values()},
-            "text/event-stream": {"type": "string"},
+            "text/event-stream": OBJECT,  # each event
         },
         errors=INFERENCE,
     ),

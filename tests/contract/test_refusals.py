@@ -51,6 +51,7 @@ async def test_nothing_to_say(http: httpx.AsyncClient, server: Any, form: dict[s
         ("seed", 2**63),
         ("seed", 10**30),
         ("seed", 1.5),
+        ("stream", 1),
         ("seed", "7"),
         ("temperature", -0.1),
         ("top_p", 0),
