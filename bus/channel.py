@@ -30,6 +30,10 @@ class Mailbox:
         """A new sending end; whoever takes it closes it."""
         return self._send.clone()
 
+    def finish(self) -> None:
+        """No more sending ends are handed out: the inbox ends when those that were are closed."""
+        self._send.close()
+
     def close(self) -> None:
         self._send.close()
         self.inbox.close()
