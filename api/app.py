@@ -8,6 +8,7 @@ from ..bus.running import Running
 from . import (
     auth,
     batch,
+    chat,
     cors,
     errors,
     health,
@@ -34,11 +35,11 @@ def create_app(running: Running) -> Quart:
     cors.install(app, edge.settings)
     auth.install(app, edge.settings)
     errors.install(app)
-    for part in (speech, batch, socket, voices, models, health):
+    for part in (speech, batch, socket, chat, voices, models, health):
         app.register_blueprint(part.blueprint(edge))
     app.register_blueprint(metrics.blueprint(edge.metrics))
     app.register_blueprint(page.blueprint())
-    documented = (speech, batch, voices, models, health, metrics, page, openapi)
+    documented = (speech, batch, chat, voices, models, health, metrics, page, openapi)
     operations = [operation for part in documented for operation in part.OPERATIONS]
     app.register_blueprint(openapi.blueprint(operations))
 

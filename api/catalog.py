@@ -44,7 +44,7 @@ class Catalog:
         if name is None and models:
             return models[0]
         for model in models:
-            if model.name == name:
+            if name in (model.name, model.source):
                 return model
         if name is not None and name in self._settings.model_aliases:
             return self.find(self._settings.model_aliases[name], family)

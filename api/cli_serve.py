@@ -5,6 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from . import cli_chat
 from .cli_terminal import Line, columns, size
 
 if TYPE_CHECKING:
@@ -15,8 +16,10 @@ KEY = "VIVAVOCE_API_KEY"
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("serve", parents=[common], help="serve speech over HTTP")
-    parser.add_argument("--layout", default="speech", help="a layout's name or file (default: speech)")
+    parser = commands.add_parser("serve", parents=[common], help="serve speech and chat over HTTP")
+    parser.add_argument(
+        "--layout", help="a layout's name or file (default: speech; together where a chat model is given)"
+    )
     parser.add_argument(
         "--model",
         "--speech-model",
@@ -24,6 +27,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         help="`embedded`, a folder or a hub id, or name=source; repeatable (default: the layout's)",
     )
+    cli_chat.add_settings(parser)
     parser.add_argument("--host", help="address to listen on (default: the layout's)")
     parser.add_argument("--port", type=int, help="0 takes a free one (default: the layout's)")
     parser.add_argument("--api-key", metavar="KEY", help=f"asked of every client (default: ${KEY}, if set)")
@@ -71,7 +75,8 @@ def configured(args: argparse.Namespace) -> "Layout":
     from ..bus.layout import load
     from .cli_speak import with_models
 
-    layout = with_models(load(args.layout), args.model)
+    name = args.layout or ("together" if args.chat_model else "speech")
+    layout = cli_chat.with_chat(with_models(load(name), args.model), args)
     given = {"host": args.host, "port": args.port, "api_key": args.api_key or os.environ.get(KEY)}
     api = msgspec.structs.replace(
         layout.api, **{key: value for key, value in given.items() if value is not None}

@@ -9,6 +9,7 @@ from ..bus.messages import Speak
 from ..bus.running import Running
 from .admission import Admission
 from .catalog import Catalog
+from .chat_job import ChatJob
 from .errors import BusyError
 from .exchange import Exchanges
 from .job import SpeechJob
@@ -29,7 +30,9 @@ class Edge:
         self.catalog = Catalog(lambda: running.models, self.settings)
         self.exchanges = Exchanges()
         self.admission = Admission(self.settings.max_concurrent, self.settings.max_queued)
-        self.metrics = Metrics(running, self.admission)
+        chat = self.layout.chat
+        self.chat_admission = Admission(chat.max_concurrent, chat.max_queued)
+        self.metrics = Metrics(running, self.admission, self.chat_admission)
 
     def speak(
         self, request: str, text: str, how: Speaking, *, streamed: bool, more_text: bool = False
@@ -64,11 +67,11 @@ class Edge:
             lookahead=self.layout.speech.lookahead_frames,
         )
 
-    def refuse_if_down(self) -> None:
+    def refuse_if_down(self, family: str = "speech") -> None:
         """:raises BusyError: a stage has died or stands still; it says when to try again."""
-        if outage := self.running.outage():
+        if outage := self.running.outage(family):
             raise BusyError(
-                f"Speech cannot be served now: {outage.reason}.",
+                f"{family.capitalize()} cannot be served now: {outage.reason}.",
                 status=503,
                 code="stage_down",
                 retry_after_s=outage.retry_after_s,
@@ -84,4 +87,18 @@ class Edge:
             reason,
             figures.frames,
             extra={"request": job.speak.request, "ending": reason, "timing": msgspec.to_builtins(figures)},
+        )
+
+    def chatted(self, job: ChatJob) -> None:
+        """Called once for every chat job."""
+        figures, reason = job.figures(), job.ending.reason
+        tokens = job.done.completion_tokens if job.done else 0
+        if not job.chat.count_only:
+            self.metrics.chatted(job.route, reason, figures.ttft_s, job.done)
+        log.info(
+            "%s: %s after %d tokens",
+            job.route,
+            reason,
+            tokens,
+            extra={"request": job.chat.request, "ending": reason, "timing": msgspec.to_builtins(figures)},
         )

@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from quart import Blueprint, Response
 
+from ..bus.messages import ChatDone
 from ..bus.running import Running
 from .admission import Admission
 from .operations import Operation
@@ -30,7 +31,7 @@ _STAGE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 class Metrics:
     """One for each app, with a registry of its own."""
 
-    def __init__(self, running: Running, admission: Admission) -> None:
+    def __init__(self, running: Running, admission: Admission, chats: Admission) -> None:
         self.registry = registry = CollectorRegistry()
         registry.register(_Processes(running))
         self._requests = Counter(
@@ -39,10 +40,15 @@ class Metrics:
         for name, text, value in (
             ("vivavoce_active_requests", "Requests in the pipelines.", lambda: admission.active),
             ("vivavoce_queued_requests", "Requests that wait for a place.", lambda: admission.waiting),
+            ("vivavoce_active_chats", "Chat requests in the pipeline.", lambda: chats.active),
+            ("vivavoce_queued_chats", "Chat requests that wait for a place.", lambda: chats.waiting),
         ):
             Gauge(name, text, registry=registry).set_function(value)
         self._ttfa = Histogram(
             "vivavoce_ttfa_seconds", "Request to first audio.", registry=registry, buckets=_FIRST_AUDIO
+        )
+        self._ttft = Histogram(
+            "vivavoce_ttft_seconds", "Request to first token.", registry=registry, buckets=_FIRST_AUDIO
         )
         self._audible = Histogram(
             "vivavoce_ttfa_audible_seconds",
@@ -83,6 +89,16 @@ class Metrics:
         ):
             if value is not None:
                 histogram.observe(value)
+
+    def chatted(self, route: str, ending: str, ttft_s: float | None, done: ChatDone | None) -> None:
+        """A chat request that has ended."""
+        self._requests.labels(route, ending).inc()
+        if ttft_s is not None:
+            self._ttft.observe(ttft_s)
+        if done is not None:
+            self._tokens.labels("chat_prompt").inc(done.prompt_tokens)
+            self._tokens.labels("chat_cached").inc(done.cached_tokens)
+            self._tokens.labels("chat_completion").inc(done.completion_tokens)
 
     def staged(self, stage: str, seconds: float) -> None:
         self._stage.labels(stage).observe(seconds)

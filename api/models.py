@@ -37,6 +37,8 @@ def blueprint(edge: Edge) -> Blueprint:
         }
         if model.family == "speech":
             shown |= {"languages": list(model.languages), "sample_rate": model.sample_rate}
+        else:
+            shown["context_length"] = model.context
         return shown
 
     @routes.get("/v1/models")

@@ -83,7 +83,7 @@ async def serve_running(
 
 async def _drain(edge: Edge, seconds: float) -> None:
     """Take no new work, let what is open finish, end what is still open after the deadline."""
-    edge.admission.draining = True
+    edge.admission.draining = edge.chat_admission.draining = True
     with anyio.move_on_after(seconds):
         await edge.exchanges.wait_empty()
     edge.exchanges.close_all("The server is shutting down.")

