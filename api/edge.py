@@ -45,6 +45,8 @@ class Edge:
         """
         model = self.catalog.find(how.model, "speech")
         voice = how.voice.id if isinstance(how.voice, VoiceId) else how.voice
+        # Who asks for `tts-1` cannot know what model that is here: it may send what OpenAI's takes.
+        ignored = how.model != model.name and model.kind == "custom_voice" and not model.instructions
         return Speak(
             request=request,
             model=model.name,
@@ -52,7 +54,7 @@ class Edge:
             more_text=more_text,
             voice=self.catalog.voice(model, voice),
             language=how.language,
-            instructions=how.instructions,
+            instructions=None if ignored else how.instructions,
             # Short enough for a JavaScript number, so that it survives the way back.
             seed=secrets.randbelow(2**32) if how.seed is None else how.seed,
             temperature=how.temperature,
