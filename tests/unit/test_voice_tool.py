@@ -20,7 +20,10 @@ from tools.voice.spoken import spoken, word_errors, words  # noqa: E402
         ("It costs $12.50.", "It costs twelve dollars and fifty cents."),
         ("At 7:05 PM, gate 12.", "At seven oh five p m, gate twelve."),
         ("The 21st of May, 1998", "The twenty first of May, nineteen ninety eight"),
-        ("1,234 people, 3.5 km, 40%", "one thousand two hundred thirty four people, three point five kilometers, forty percent"),
+        (
+            "1,234 people, 3.5 km, 40%",
+            "one thousand two hundred thirty four people, three point five kilometers, forty percent",
+        ),
         ("Call 555-0199.", "Call five five five, oh one nine nine."),
         ("Dr. Smith, 64°", "Doctor Smith, sixty four degrees"),
     ],
@@ -70,7 +73,9 @@ def test_every_step_runs_in_small(
     speech.mkdir()
     for number in range(4):
         _made_up_shard(speech / f"00-{number:04d}.npz", number)
-    texts.write_text("".join(json.dumps({"raw": f"Say number {n}.", "spoken": "x"}) + "\n" for n in range(12)))
+    texts.write_text(
+        "".join(json.dumps({"raw": f"Say number {n}.", "spoken": "x"}) + "\n" for n in range(12))
+    )
     run("tokenizer", texts, tokenizer, "--size", 300)
     run("quantizer", "fit", speech, tables, "--used", 4)
     run("quantizer", "encode", speech, tables, codes)
@@ -80,9 +85,28 @@ def test_every_step_runs_in_small(
     resumed = run(*codec, "--minutes", 9, "--size", json.dumps(small), "--steps", 2)
     assert "2 steps" in resumed
     assert "step 1 " not in resumed
-    narrow = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head": 16, "inner": 32, "text_vocabulary": 300}
+    narrow = {
+        "hidden": 32,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 1,
+        "head": 16,
+        "inner": 32,
+        "text_vocabulary": 300,
+    }
     narrow |= {"text_hidden": 16, "predictor_hidden": 32, "predictor_layers": 1, "predictor_heads": 1}
-    talker = ("train_talker", codes, texts, tokenizer, trained, "--positions", 200, "--workers", 0, "--no-compile")
+    talker = (
+        "train_talker",
+        codes,
+        texts,
+        tokenizer,
+        trained,
+        "--positions",
+        200,
+        "--workers",
+        0,
+        "--no-compile",
+    )
     assert "held out" in run(*talker, "--held-out", 2, "--steps", 2, "--size", json.dumps(narrow))
     run("export", trained, tokenizer, out)
     config = json.loads((out / "config.json").read_text())

@@ -63,9 +63,6 @@ def _snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     return x + torch.sin(x * alpha.exp()[:, None]) ** 2 / (beta.exp()[:, None] + 1e-9)
 
 
-_fused_snake = torch.compile(_snake, dynamic=True)
-
-
 class SnakeBeta(nn.Module):
     """x + sin²(αx)/β with α and β a channel, kept as logarithms."""
 
@@ -74,7 +71,7 @@ class SnakeBeta(nn.Module):
         self.alpha, self.beta = nn.Parameter(torch.zeros(channels)), nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (_fused_snake if x.is_cuda else _snake)(x, self.alpha, self.beta)
+        return _snake(x, self.alpha, self.beta)
 
 
 class ResidualUnit(nn.Module):

@@ -2,8 +2,8 @@
 
     python -m tools.voice.evaluate speech CHECKPOINT/ --whisper DIR_OR_NAME     word error rate, both text layouts
     python -m tools.voice.evaluate endings CHECKPOINT/ TEXTS.jsonl              does every utterance end by itself?
-    python -m tools.voice.evaluate codec CHECKPOINT/ quantizer.npz --whisper …  the engines, and the codec alone
-    python -m tools.voice.evaluate files MANIFEST.json --whisper …              sound from elsewhere (the server, say)
+    python -m tools.voice.evaluate codec CHECKPOINT/ quantizer.npz              the engines, and the codec alone
+    python -m tools.voice.evaluate files MANIFEST.json                          sound made elsewhere
 
 eval_sentences.txt holds forty sentences that no training text contains. The recogniser is faster-whisper's tiny.en
 or base.en (a model's name or a folder); it reads greedily, without earlier text. A sentence counts at most as many
@@ -41,7 +41,7 @@ class Listener:
     def __init__(self, model: str) -> None:
         from faster_whisper import WhisperModel
 
-        self.model: Any = WhisperModel(model, device="cpu", compute_type="int8", cpu_threads=2)
+        self.model: Any = WhisperModel(model, device="cpu", compute_type="int8", cpu_threads=1)
 
     def hear(self, samples: Sound) -> str:
         """What is said in 24 kHz samples."""
@@ -99,9 +99,8 @@ def speech(args: argparse.Namespace) -> None:
             counts = listener.rate(zip(texts, (row.samples for row in spoken_rows), strict=True), args.show)
             total = (total[0] + counts[0], total[1] + counts[1])
             print(f"{'streamed' if streamed else 'whole'} text, {voice}: {_percent(counts)}", flush=True)
-        print(
-            f"{'streamed' if streamed else 'whole'} text: {_percent(total)} of {total[1]} words wrong, {cut} not ended"
-        )
+        layout = "streamed" if streamed else "whole"
+        print(f"{layout} text: {_percent(total)} of {total[1]} words wrong, {cut} not ended", flush=True)
 
 
 def endings(args: argparse.Namespace) -> None:

@@ -232,6 +232,8 @@ def export(run: Path, tokenizer: Path, out: Path) -> int:
     }
     for path, content in written.items():
         path.write_text(json.dumps(content, indent=2) + "\n")
+    for path in out.rglob("*.safetensors"):
+        path.chmod(0o644)
     return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
 
 

@@ -21,9 +21,9 @@ STEP = FRAME // STEPS
 WINDOW, FFT, MELS, CEPSTRA = 600, 1024, 40, 20
 FLOOR = 1e-7
 PHONES = (
-    *("pau", "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er", "ey", "f", "g", "hh", "ih"),
-    *("iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y"),
-    *("z", "zh"),
+    *("pau", "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er", "ey", "f", "g", "hh"),
+    *("ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th", "uh", "uw", "v"),
+    *("w", "y", "z", "zh"),
 )  # fmt: skip
 """Flite's American English phones; the talker learns to name them while it trains"""
 

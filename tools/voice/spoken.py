@@ -118,6 +118,7 @@ def words(text: str) -> list[str]:
     """Lower-case words of the spoken form, for counting errors: no punctuation, one spelling each."""
     text = spoken(text.replace("-", " ") if not re.search(r"\d-\d", text) else text).lower()
     text = re.sub(r"[^a-z ]", " ", text.replace("'", "").replace("’", ""))
+    text = re.sub(r"\bpm\b", "p m", text)
     return [_SAME.get(word, word) for word in text.split()]
 
 

@@ -2,7 +2,8 @@
 
 The codes come from the quantizer, so nothing has to be agreed between an encoder and a decoder: the decoder learns
 to make sound of known codes, first by spectral distance alone, from --critics of the time on with critics as well.
-New shards are picked up while synth still runs. RUN/codec.pt is written every minute; a second call resumes it.
+New shards are picked up while synth still runs. On a GPU the steps are recorded and replayed (recorder.py).
+RUN/codec.pt is written every minute; a second call resumes it.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from .decoder import Decoder, DecoderSize
 from .features import FRAME
 from .losses import Critics, critics_loss, deception_loss, spectral_distance
 from .quantizer import Quantizer
+from .recorder import Recorder, set_rate
 from .shards import FRAMES_AN_HOUR, Shard, read
 
 CONTEXT, CROP, COLD = 96, 24, 2
@@ -104,26 +106,32 @@ def main() -> None:
     parser.add_argument(
         "--wait-hours", type=float, default=0.5, help="speech to wait for before the first step"
     )
+    parser.add_argument("--start", type=Path, help="a codec.pt whose weights to begin with")
+    parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--size", type=json.loads, default={}, help="widths as JSON, for a try in small")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
-        torch.backends.cudnn.benchmark
-    ) = True
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     args.run.mkdir(parents=True, exist_ok=True)
     quantizer = Quantizer.load(args.quantizer)
     pool = Pool(args.speech, quantizer, device, args.hours)
     pool.refresh(args.wait_hours)
 
     decoder, critics = Decoder(DecoderSize(**args.size)).to(device), Critics().to(device)
-    decoder.start_from(quantizer)
-    average = Average(decoder, 0.998)
-    maker = torch.optim.AdamW(
-        decoder.parameters(), args.rate, (0.8, 0.98), weight_decay=1e-4, fused=device == "cuda"
+    if args.start is None:
+        decoder.start_from(quantizer)
+    else:
+        decoder.load_state_dict({k: v.float() for k, v in torch.load(args.start)["average"].items()})
+    average, on_gpu = Average(decoder, 0.998), device == "cuda"
+    maker, judge = (
+        torch.optim.AdamW(
+            model.parameters(), torch.tensor(0.0, device=device), (0.8, 0.98), fused=on_gpu, capturable=on_gpu
+        )
+        for model in (decoder, critics)
     )
-    judge = torch.optim.AdamW(critics.parameters(), args.rate / 2, (0.8, 0.98), fused=device == "cuda")
     parts = {"decoder": decoder, "critics": critics, "average": average.model, "maker": maker, "judge": judge}
     saved, step, before = args.run / "codec.pt", 0, 0.0
     if saved.exists():
@@ -145,38 +153,53 @@ def main() -> None:
         torch.save(state, saved.with_suffix(".tmp"))
         saved.with_suffix(".tmp").rename(saved)
 
+    def make(codes: Tensor, begin: Tensor, real: Tensor, judged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        made = decoder.sound(crop_latents(decoder.latents(codes), begin)) * judged
+        real = real * judged
+        return made, real, spectral_distance(made, real)
+
+    def improve(loss: Tensor) -> None:
+        maker.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        maker.step()
+        average.update()
+
+    def alone(*batch: Tensor) -> tuple[Tensor, ...]:
+        _, _, distance = make(*batch)
+        improve(distance)
+        return distance.detach(), torch.zeros_like(distance)
+
+    def judged_too(weight: Tensor, *batch: Tensor) -> tuple[Tensor, ...]:
+        made, real, distance = make(*batch)
+        with torch.autocast(device, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
+            judging = critics_loss(critics(real), critics(made.detach()))
+        judge.zero_grad(set_to_none=True)
+        judging.backward()
+        judge.step()
+        critics.requires_grad_(False)
+        with torch.autocast(device, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
+            verdict, layers = deception_loss(critics(real), critics(made))
+        critics.requires_grad_(True)
+        improve(distance + weight * (0.1 * verdict + 0.25 * layers))
+        return distance.detach(), verdict.detach()
+
+    first = Recorder(alone, [maker], args.graphs and on_gpu)
+    then = Recorder(judged_too, [maker, judge], args.graphs and on_gpu)
     next_look = began + 60
     while step < args.steps:
         share = (before + time.monotonic() - began) / (60 * args.minutes)
         if share >= 1:
             break
         rate = (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share))) * min(1, (step + 1) / 200)
-        maker.param_groups[0]["lr"], judge.param_groups[0]["lr"] = args.rate * rate, args.rate / 2 * rate
-        codes, begin, real, judged = pool.batch(args.batch)
-        made = decoder.sound(crop_latents(decoder.latents(codes), begin))
-        made, real = made * judged, real * judged
-        distance = spectral_distance(made, real)
-        loss, verdict = distance, torch.zeros((), device=device)
-        if share >= args.critics:
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                seen = critics(real)
-                judging = critics_loss(seen, critics(made.detach()))
-            judge.zero_grad(set_to_none=True)
-            judging.backward()
-            judge.step()
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                critics.requires_grad_(False)
-                with torch.no_grad():
-                    seen = critics(real)
-                verdict, layers = deception_loss(seen, critics(made))
-                critics.requires_grad_(True)
+        set_rate(maker, args.rate * rate)
+        set_rate(judge, args.rate / 2 * rate)
+        batch = pool.batch(args.batch)
+        if share < args.critics:
+            distance, verdict = first(*batch)
+        else:
             ramp = min(1.0, (share - args.critics) / 0.05)
-            loss = distance + ramp * (0.1 * verdict + 0.25 * layers)
-        maker.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
-        maker.step()
-        average.update()
+            distance, verdict = then(torch.tensor(ramp, device=device), *batch)
         step += 1
         if step % 100 == 0 or step == 1:
             seconds = time.monotonic() - began

@@ -2,9 +2,8 @@
 
     python -m tools.voice.train_talker CODES.npz TEXTS.jsonl TOKENIZER/ RUN/ --minutes 9
 
-A model this small is held up by the launching of its kernels, so on a GPU the whole step is recorded once for each
-shape of batch and replayed (a CUDA graph); nothing in it may depend on a value that only the host would know.
-RUN/talker.pt is written every minute; a second call resumes it.
+On a GPU the whole step is recorded and replayed (recorder.py). RUN/talker.pt is written every minute; a second call
+resumes it.
 """
 
 import argparse
@@ -22,7 +21,8 @@ from .average import Average
 from .ids import CODEC_EOS, CODEC_VOCABULARY, TalkerSize
 from .prompts import END
 from .quantizer import FIRST
-from .rows import Batch, Rows, load_codes
+from .recorder import Recorder, set_rate
+from .rows import Rows, load_codes
 from .shards import FRAMES_AN_HOUR
 from .talker import PhoneGuide, Talker
 
@@ -90,56 +90,6 @@ class Losses(nn.Module):
         return first_loss, losses.view(-1, self.used - 1).mean(0), phone_loss
 
 
-class Step:
-    """One step of training: as it is, or recorded for each shape of batch and replayed."""
-
-    def __init__(
-        self, losses: Losses, optimizer: torch.optim.Optimizer, average: Average, graphs: bool
-    ) -> None:
-        self.losses, self.optimizer, self.average, self.graphs = losses, optimizer, average, graphs
-        self.recorded: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Batch, tuple[Tensor, ...]]] = {}
-        self.pool = torch.cuda.graph_pool_handle() if graphs else None
-
-    def _run(self, batch: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
-        device = batch.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
-            first, later, phones = self.losses(batch, chosen)
-        self.optimizer.zero_grad(set_to_none=True)
-        (first + (later * self.losses.data["weights"]).sum() + 0.3 * phones).backward()
-        nn.utils.clip_grad_norm_(self.losses.parameters(), 1.0)
-        self.optimizer.step()
-        self.average.update()
-        return first.detach(), later.detach().mean(), phones.detach()
-
-    def __call__(self, batch: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
-        """Train on one batch; the three losses."""
-        if not self.graphs:
-            return self._run(batch, chosen)
-        if batch.shape not in self.recorded:
-            self._record(batch, chosen)
-        graph, held, out = self.recorded[batch.shape]
-        held[0].copy_(batch, non_blocking=True)
-        held[1].copy_(chosen, non_blocking=True)
-        graph.replay()
-        return out
-
-    def _record(self, batch: Tensor, chosen: Tensor) -> None:
-        held = batch.clone(), chosen.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._run(*held)
-        torch.cuda.current_stream().wait_stream(side)
-        self.optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        # The loader's thread that pins memory may call CUDA meanwhile.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            out = self._run(*held)
-        self.recorded[batch.shape] = graph, held, out
-        print(f"recorded {tuple(batch.shape)}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -189,7 +139,18 @@ def main() -> None:
         # One layer is compiled and reused by all, for every length: seconds instead of minutes of compiling.
         for layer in [*talker.model.layers, *talker.code_predictor.model.layers]:
             layer.compile(dynamic=True)
-    train = Step(losses, optimizer, average, args.graphs and on_gpu)
+
+    def run(batch: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast(device, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
+            first, later, phones = losses(batch, chosen)
+        optimizer.zero_grad(set_to_none=True)
+        (first + (later * losses.data["weights"]).sum() + 0.3 * phones).backward()
+        nn.utils.clip_grad_norm_(losses.parameters(), 1.0)
+        optimizer.step()
+        average.update()
+        return first.detach(), later.detach().mean(), phones.detach()
+
+    train = Recorder(run, [optimizer], args.graphs and on_gpu)
     began = time.monotonic()
 
     def save() -> None:
@@ -220,8 +181,7 @@ def main() -> None:
         if share >= 1:
             break
         rate = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))
-        for group in optimizer.param_groups:
-            group["lr"].fill_(args.rate * rate * min(1, (step + 1) / args.warm_up))
+        set_rate(optimizer, args.rate * rate * min(1, (step + 1) / args.warm_up))
         batch, chosen = next(batches)
         first, later, phones = train(
             batch.to(device, non_blocking=True), chosen.to(device, non_blocking=True)
