@@ -124,9 +124,9 @@ class Guard:
         self._exchanges.add(exchange)
         try:
             await self._app({**scope, KEY: exchange}, watched, send)
-        except self._broken as error:
+        except* self._broken as errors:  # Quart may raise it alone or in a group
             # Returning with the body open makes Hypercorn drop the connection: no terminating chunk.
-            log.info("%s %s was broken off: %s", scope.get("method", "WS"), scope["path"], error)
+            log.info("%s was broken off: %s", scope["path"], errors.exceptions[0])
         finally:
             exchange.close()
             self._exchanges.remove(exchange)
