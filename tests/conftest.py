@@ -6,6 +6,10 @@ import pytest
 
 from vivavoce.bus import layout
 from vivavoce.bus.running import Running
+from vivavoce.stages.device import load_blas
+
+# Before any test imports MLX: otherwise this process would compute other last bits than its stage processes.
+load_blas()
 
 
 @pytest.fixture(scope="session")
