@@ -53,6 +53,10 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     max_queued: int = 128
     """Requests that wait for a place; beyond that the answer is 429."""
     max_text_letters: int = 20_000
+    voices_folder: str | None = None
+    """Where stored voices are kept; by default in the user's data folder."""
+    reference_urls: bool = False
+    """Whether a reference may be fetched from an http or https address that a client gives."""
     max_body_bytes: int = 16 * 1024 * 1024
     max_batch_items: int = 32
     first_audio_timeout_s: float = 120.0
@@ -85,6 +89,17 @@ class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     frames_per_token: float = 8.0
     """Frame budget for each text token, on top of `frames_floor`."""
     frames_floor: int = 75
+    clean_text: bool = True
+    """Whether Markdown, tags, addresses and emoji are taken out of texts; a request may say otherwise."""
+    part_letters: int = 500
+    """Longer texts are cut at sentence ends into parts of at most so many letters."""
+    clone_layout: Literal["official", "reference_first"] = "official"
+    """Prompt of a clone with transcript: as in the official code, or with all of the reference before the text, so
+    that its keys and values are computed once for all texts."""
+    reference_silence_s: float = 0.5
+    """Silence put behind a reference, against its last words in the new audio."""
+    voice_cache_bytes: int = 512 * 1024 * 1024
+    """Bound of what is kept of voices between requests (keys and values of their prompt rows); 0 keeps nothing."""
 
 
 class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

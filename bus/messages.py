@@ -56,10 +56,23 @@ class Speak(Message, frozen=True, kw_only=True):
     top_p: float | None = None
     repetition_penalty: float | None = None
     max_frames: int | None = None
-    full_text: bool = True
-    """True puts the whole text into the prefill; False feeds one text token per frame."""
+    full_text: bool | None = None
+    """True puts the whole text into the prefill; False feeds one text token per frame. None is the official code's
+    choice: False for clones, else True."""
+    clean: bool | None = None
+    """Whether marks that nobody says are taken out of the text; None is the layout's choice."""
     more_text: bool = False
     """Whether `Text` follows; it is fed one token per frame."""
+    reference: bytes | None = None
+    """A voice to imitate, 16-bit little-endian mono PCM at 24 kHz. The first stage keeps it."""
+    reference_text: str | None = None
+    """What is said in it; without, the voice is imitated by its x-vector alone."""
+    x_vector: bytes | None = None
+    """A voice as speaker embedding, float32 little-endian, in place of a reference."""
+    primer: Array | None = None
+    """For the codec decoder, from the first stage: int32 [T, 16], what comes before the audio."""
+    voice_key: str = ""
+    """Of the primer: the same key, the same codes."""
     format: str = "pcm"
     sample_rate: int | None = None
     """Hz of what the encoder writes; None is the model's own rate."""
@@ -97,6 +110,11 @@ class Prompt(Message, frozen=True, kw_only=True):
     text_tokens: int
     final: bool = True
     """False: more `Rows` follow."""
+    static: int = 0
+    """How many of the first rows depend on the voice alone; requests with the same `static_key` share them."""
+    static_key: str = ""
+    parts: int = 1
+    """How many prompts the text has been cut into; they are spoken one behind the other."""
 
 
 class Rows(Message, frozen=True, kw_only=True):
@@ -109,6 +127,12 @@ class Rows(Message, frozen=True, kw_only=True):
 
 class Hold(Message, frozen=True, kw_only=True):
     """The talker waits for text: these frames are all there is for now."""
+
+    frames: int
+
+
+class Seam(Message, frozen=True, kw_only=True):
+    """A part of the text is spoken after `frames` frames; what was made beyond is void, and the next part follows."""
 
     frames: int
 
@@ -286,9 +310,9 @@ FromChat = ChatAccepted | ChatStarted | ChatDelta | ChatFinished | ChatDone | En
 LINKS: dict[tuple[str, str], Any] = {
     ("api", "prompt"): ToPrompt,
     ("prompt", "talker"): Speak | Prompt | Rows | Credit | Ending,
-    ("talker", "code_predictor"): Speak | Hidden | Hold | Ending,
+    ("talker", "code_predictor"): Speak | Hidden | Hold | Seam | Ending,
     ("code_predictor", "talker"): Feedback,
-    ("code_predictor", "codec_decoder"): Speak | Codes | Hold | Ending,
+    ("code_predictor", "codec_decoder"): Speak | Codes | Hold | Seam | Ending,
     ("codec_decoder", "encoder"): Speak | Pcm | Ending,
     ("encoder", "api"): Speak | Audio | Ending,
     ("api", "chat"): ToChat,

@@ -24,6 +24,10 @@ class Actor(Generic[R]):
         """State of a new request."""
         raise NotImplementedError
 
+    async def enter(self, speak: Speak) -> tuple[R, Speak]:
+        """State of a new request, and what the stages behind are told of it."""
+        return self.open(speak), speak
+
     async def opened(self, state: R, outbox: Outbox) -> None:
         """What a new request sets off, once the stages behind know of it."""
 
@@ -49,8 +53,9 @@ class Actor(Generic[R]):
 
     async def _take(self, message: Message, outbox: Outbox) -> None:
         if isinstance(message, Speak):
-            state = self.requests[message.request] = self.open(message)
-            await outbox.send(message)
+            state, speak = await self.enter(message)
+            self.requests[speak.request] = state
+            await outbox.send(speak)
             await self.opened(state, outbox)
         elif isinstance(message, Ending):
             state = self.requests.pop(message.request, None)

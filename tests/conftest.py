@@ -1,7 +1,9 @@
 """Fixtures for every layer: one event loop kind, and one running embedded voice for the whole session."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from vivavoce.bus import layout
@@ -21,4 +23,21 @@ def anyio_backend() -> str:
 async def speech() -> AsyncIterator[Running]:
     """The layout `speech` with the embedded voice, loaded and warm."""
     async with Running(layout.load("speech")) as running:
+        yield running
+
+
+CHECKPOINTS = Path(__file__).parent / "golden" / "data" / "checkpoints"
+
+
+@pytest.fixture(scope="session")
+async def family(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """One server with tiny random models of every kind: `custom`, `custom06`, `base`, `design`."""
+    plain = layout.load("speech")
+    models = tuple(str(CHECKPOINTS / name) for name in ("custom", "custom06", "base", "design"))
+    made = msgspec.structs.replace(
+        plain,
+        speech=msgspec.structs.replace(plain.speech, models=models),
+        api=msgspec.structs.replace(plain.api, voices_folder=str(tmp_path_factory.mktemp("voices"))),
+    )
+    async with Running(made) as running:
         yield running

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ...bus.channel import Outbox
-from ...bus.messages import Codes, Feedback, Hidden, Hold, Message, Speak
+from ...bus.messages import Codes, Feedback, Hidden, Hold, Message, Seam, Speak
 from ..actor import Actor
 from ..arrays import array
 from .qwen3.model import Qwen3TTS
@@ -29,7 +29,7 @@ class CodePredictorStage(Actor[_Request]):
         return _Request(self._models[speak.model], request_key(speak.seed))
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
-        if isinstance(message, Hold):
+        if isinstance(message, Hold | Seam):
             await outbox.send(message)
             return
         assert isinstance(message, Hidden)

@@ -13,9 +13,10 @@ import numpy as np
 
 from ...bus.channel import Outbox
 from ...bus.layout import Speech
-from ...bus.messages import Codes, Ending, Hold, Message, Pcm, Speak
+from ...bus.messages import Codes, Ending, Hold, Message, Pcm, Seam, Speak
 from ..actor import Actor
 from ..arrays import array
+from ..cache import ByteCache
 from .chunks import ramp, split
 from .qwen3.codec_decoder import CodecState, to_int16
 from .qwen3.model import Qwen3TTS
@@ -48,21 +49,40 @@ class CodecDecoderStage(Actor[_Request]):
         self._models = models
         self._settings = settings
         self._silence_limit = int(settings.silence_limit_s * 12.5)
+        self._primed: ByteCache[CodecState] = ByteCache(settings.voice_cache_bytes // 8)
 
     def open(self, speak: Speak) -> _Request:
         model = self._models[speak.model]
         # While text is still arriving the talker may pause at any frame: none is kept back then.
         largest = 1 if speak.more_text else self._settings.max_chunk_frames
         sizes = ramp(self._settings.chunk_rtf, largest)
-        return _Request(model, sizes, next(sizes), model.codec.start())
+        return _Request(model, sizes, next(sizes), self._first_state(model, speak))
+
+    def _first_state(self, model: Qwen3TTS, speak: Speak) -> CodecState:
+        """The state that a clone's reference leaves; nothing before the audio of other voices."""
+        if speak.primer is None:
+            return model.codec.start()
+        key = f"{speak.model} {speak.voice_key}"
+        state = self._primed.get(key)
+        if state is None:
+            state = model.codec.after(array(speak.primer))
+            self._primed.put(key, state, sum(part.nbytes for part in (*state.tails, *state.cache)))
+        return state
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
-        if isinstance(message, Hold):
-            if state.queued is not None:
-                ready, state.queued = state.queued, None
-                await self._hand_out(state, message.request, ready[2], outbox)
-            return
-        assert isinstance(message, Codes)
+        match message:
+            case Hold():
+                if state.queued is not None:
+                    ready, state.queued = state.queued, None
+                    await self._hand_out(state, message.request, ready[2], outbox)
+            case Seam():
+                await self._hand_out_until(state, message.request, message.frames, outbox)
+            case Codes():
+                await self._gather(state, message, outbox)
+            case _:
+                raise TypeError(f"codec_decoder takes no {type(message).__name__}")
+
+    async def _gather(self, state: _Request, message: Codes, outbox: Outbox) -> None:
         state.gathered.append(array(message.codes))
         ready, state.queued = state.queued, None
         if len(state.gathered) == state.size:
@@ -81,17 +101,22 @@ class CodecDecoderStage(Actor[_Request]):
 
     async def end(self, state: _Request, ending: Ending, outbox: Outbox) -> None:
         if ending.reason in ("stop", "length"):
-            if state.queued is not None:
-                codes, before, pcm = state.queued
-                if state.frames + len(codes) <= ending.frames:
-                    await self._hand_out(state, ending.request, pcm, outbox)
-                else:
-                    state.gathered, state.state = codes + state.gathered, before
-            rest = state.gathered[: ending.frames - state.frames]
-            for size in split(len(rest), self._settings.max_chunk_frames):
-                chunk, rest = rest[:size], rest[size:]
-                await self._hand_out(state, ending.request, self._decode(state, chunk)[2], outbox)
+            await self._hand_out_until(state, ending.request, ending.frames, outbox)
         await outbox.send(ending)
+
+    async def _hand_out_until(self, state: _Request, request: str, frames: int, outbox: Outbox) -> None:
+        """What is left of the first `frames` frames. The rest is dropped; the state is as if it had not come."""
+        if state.queued is not None:
+            codes, before, pcm = state.queued
+            if state.frames + len(codes) <= frames:
+                await self._hand_out(state, request, pcm, outbox)
+            else:
+                state.gathered, state.state = codes + state.gathered, before
+        rest = state.gathered[: frames - state.frames]
+        state.gathered, state.queued = [], None
+        for size in split(len(rest), self._settings.max_chunk_frames):
+            chunk, rest = rest[:size], rest[size:]
+            await self._hand_out(state, request, self._decode(state, chunk)[2], outbox)
 
     def _decode(self, state: _Request, codes: list[mx.array]) -> tuple[list[mx.array], CodecState, mx.array]:
         before = state.state

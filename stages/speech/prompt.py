@@ -3,19 +3,30 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import blake2b
+
+import anyio.lowlevel
+import msgspec
 
 from ...bus.channel import Outbox
 from ...bus.errors import RequestError
+from ...bus.layout import Speech
 from ...bus.messages import Close, Credit, Ending, Message, Prompt, Rows, Speak, Text
 from ..actor import Actor
+from .family import check
+from .qwen3.clone import Clone, build_clone, reference_prefix
 from .qwen3.model import Qwen3TTS
 from .qwen3.prompt import Prompt as PromptRows
-from .qwen3.prompt import TextFeed, build
+from .qwen3.prompt import TextFeed, build, prefix_rows
+from .qwen3.reference import Listener
+from .text import clean, split
 
 
 @dataclass
 class _Request:
     speak: Speak
+    model: Qwen3TTS
+    clone: Clone | None = None
     feed: TextFeed | None = None
     """Of a text that is still arriving."""
 
@@ -23,34 +34,47 @@ class _Request:
 class PromptStage(Actor[_Request]):
     """The first stage: it also turns the API's `Close` into the `Ending` that frees every stage behind it."""
 
-    def __init__(self, models: Mapping[str, Qwen3TTS], progress: AbstractContextManager[None]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Qwen3TTS],
+        progress: AbstractContextManager[None],
+        settings: Speech | None = None,
+    ) -> None:
         super().__init__(progress)
         self._models = models
+        self._settings = settings or Speech()
+        self._listeners = {
+            name: Listener(model, self._settings.reference_silence_s)
+            for name, model in models.items()
+            if model.kind == "base"
+        }
 
-    def open(self, speak: Speak) -> _Request:
-        if speak.model not in self._models:
-            raise RequestError(
-                f"no speech model {speak.model!r}", "model", status=404, code="model_not_found"
-            )
-        return _Request(speak)
+    async def enter(self, speak: Speak) -> tuple[_Request, Speak]:
+        model = check(self._models, speak)
+        if speak.reference is None and speak.x_vector is None:
+            return _Request(speak, model), speak
+        listener, text = self._listeners[speak.model], (speak.reference_text or "").strip() or None
+        if speak.reference is None:
+            assert speak.x_vector is not None
+            clone, key = listener.given(speak.x_vector), listener.key(speak.x_vector)
+        else:
+            clone, key = await _hear(listener, speak.reference, text), listener.key(speak.reference)
+        bare = msgspec.structs.replace(
+            speak, reference=None, x_vector=None, primer=clone.codes, voice_key=key
+        )
+        return _Request(bare, model, clone), bare
 
     async def opened(self, state: _Request, outbox: Outbox) -> None:
-        speak, model = state.speak, self._models[state.speak.model]
+        speak = state.speak
         if speak.more_text:
-            state.feed = TextFeed(
-                model, voice=speak.voice, language=speak.language, instructions=speak.instructions
-            )
+            state.feed = self._text_feed(state)
             await self._feed(state, state.feed, speak.text, False, outbox)
             return
-        rows = build(
-            model,
-            speak.text,
-            voice=speak.voice,
-            language=speak.language,
-            instructions=speak.instructions,
-            full_text=speak.full_text,
-        )
-        await self._start(speak, rows, True, outbox)
+        wanted = self._settings.clean_text if speak.clean is None else speak.clean
+        text = clean(speak.text) if wanted else speak.text
+        parts = split(text, self._settings.part_letters)
+        for part in parts or [text]:
+            await self._start(state, self._rows(state, part), True, outbox, parts=max(len(parts), 1))
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
         match message:
@@ -65,25 +89,85 @@ class PromptStage(Actor[_Request]):
             case _:
                 raise TypeError(f"prompt takes no {type(message).__name__}")
 
+    def _rows(self, state: _Request, text: str) -> PromptRows:
+        speak, clone = state.speak, state.clone
+        if clone is not None:
+            layout = "full" if speak.full_text else "streaming"
+            if layout == "streaming" and clone.codes is not None and self._reference_first:
+                layout = "reference_first"
+            return build_clone(state.model, text, clone, language=speak.language, layout=layout)
+        return build(
+            state.model,
+            text,
+            voice=speak.voice,
+            language=speak.language,
+            instructions=speak.instructions,
+            full_text=speak.full_text is not False,
+        )
+
+    @property
+    def _reference_first(self) -> bool:
+        return self._settings.clone_layout == "reference_first"
+
+    def _text_feed(self, state: _Request) -> TextFeed:
+        """Text that is not known yet cannot lie beside the reference: all of that comes first."""
+        speak, model = state.speak, state.model
+        if state.clone is not None:
+            return TextFeed(model, *reference_prefix(model, state.clone, speak.language))
+        role, _ = model.templates.spoken("")
+        prefix = prefix_rows(
+            model, role, voice=speak.voice, language=speak.language, instructions=speak.instructions
+        )
+        return TextFeed(model, prefix, model.rows.codec_bos)
+
     async def _feed(self, state: _Request, feed: TextFeed, text: str, final: bool, outbox: Outbox) -> None:
         feed.add(text, final=final)
         if not feed.started:
             if feed.ready:
-                await self._start(state.speak, feed.prompt(), final, outbox)
+                await self._start(state, feed.prompt(), final, outbox)
             return
         rows, tokens = feed.rows()
         if tokens or final:
             request = state.speak.request
             await outbox.send(Rows(request=request, rows=rows, text_tokens=tokens, final=final))
 
-    async def _start(self, speak: Speak, rows: PromptRows, final: bool, outbox: Outbox) -> None:
+    async def _start(
+        self, state: _Request, rows: PromptRows, final: bool, outbox: Outbox, *, parts: int = 1
+    ) -> None:
         await outbox.send(
             Prompt(
-                request=speak.request,
+                request=state.speak.request,
                 prefill=rows.prefill,
                 trailing=rows.trailing,
                 pad=rows.pad,
                 text_tokens=rows.text_tokens,
                 final=final,
+                static=rows.static,
+                static_key=_static_key(state.speak, rows.static),
+                parts=parts,
             )
         )
+
+
+async def _hear(listener: Listener, pcm: bytes, text: str | None) -> Clone:
+    """Encode a reference in steps, so that running requests go on meanwhile."""
+    steps = listener.hear(pcm, text)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
+        await anyio.lowlevel.checkpoint()
+
+
+def _static_key(speak: Speak, static: int) -> str:
+    """A hash of all that the first `static` rows depend on."""
+    said = (
+        speak.model,
+        speak.voice,
+        speak.language,
+        speak.instructions,
+        speak.voice_key,
+        speak.reference_text,
+    )
+    return blake2b(msgspec.msgpack.encode((said, static)), digest_size=16).hexdigest()

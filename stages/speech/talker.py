@@ -7,7 +7,7 @@ When that code turns out to be the end, the one frame queued too many is dropped
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import mlx.core as mx
@@ -15,12 +15,16 @@ import msgspec
 
 from ...bus.channel import Outbox
 from ...bus.layout import Speech
-from ...bus.messages import Credit, Ending, Feedback, Hidden, Hold, Message, Prompt, Rows, Speak
+from ...bus.messages import Credit, Ending, Feedback, Hidden, Hold, Message, Prompt, Rows, Seam, Speak
 from ..actor import Actor
 from ..arrays import array
+from ..cache import ByteCache
 from .qwen3.model import Qwen3TTS
 from .qwen3.sampling import Sampling
-from .qwen3.talker import TalkerState
+from .qwen3.talker import PREFIX_ROWS, Prefix, TalkerState
+
+SEED_STEP = 0x9E3779B97F4A7C15
+"""Odd, so that no two parts of a text get the same seed."""
 
 
 @dataclass
@@ -33,6 +37,14 @@ class _Request:
     """Code 0 of the last frames, for the repetition watchdog."""
     run: "_Run | None" = None
     """What the prompt sets off."""
+    waiting: deque[Prompt] = field(default_factory=deque[Prompt])
+    """Prompts of the text's later parts."""
+    parts_left: int = 0
+    """Parts that have not been begun."""
+    done: int = 0
+    """Frames of the parts that are spoken."""
+    text_tokens: int = 0
+    """Of those parts."""
 
 
 @dataclass
@@ -62,6 +74,7 @@ class TalkerStage(Actor[_Request]):
         super().__init__(progress)
         self._models = models
         self._settings = settings
+        self._prefixes: ByteCache[Prefix] = ByteCache(settings.voice_cache_bytes)
 
     def open(self, speak: Speak) -> _Request:
         recent: deque[int] = deque(maxlen=self._settings.repeat_limit_frames)
@@ -71,7 +84,10 @@ class TalkerStage(Actor[_Request]):
         run = state.run
         match message:
             case Prompt():
-                await self._begin(state, message, outbox)
+                if run is None:
+                    await self._begin(state, message, outbox)
+                else:
+                    state.waiting.append(message)
                 return
             case Feedback():
                 assert run is not None
@@ -89,14 +105,31 @@ class TalkerStage(Actor[_Request]):
             await self._advance(state, run, outbox)
 
     async def _begin(self, request: _Request, message: Prompt, outbox: Outbox) -> None:
-        speak, model = request.speak, request.model
-        state, code0, hidden = model.talker.start(array(message.prefill), _sampling(model, speak), speak.seed)
+        """Frame 0 of a prompt, which is the first or that of the next part of a long text."""
+        request.parts_left = request.parts_left or message.parts
+        done, part = request.done, message.parts - request.parts_left
+        # Each part draws from a key of its own; the first from the request's.
+        seed = (request.speak.seed + part * SEED_STEP) % 2**64
+        state, code0, hidden = self._start(request, message, seed)
         request.run = _Run(
             state, code0, array(message.trailing), array(message.pad), message.text_tokens, message.final
         )
         request.run.limit = self._limit(request, message.text_tokens)
+        request.parts_left -= 1
         request.credit -= 1
-        await outbox.send(Hidden(request=speak.request, frame=0, hidden=hidden, code0=code0))
+        await outbox.send(Hidden(request=request.speak.request, frame=done, hidden=hidden, code0=code0))
+
+    def _start(self, request: _Request, message: Prompt, seed: int) -> tuple[TalkerState, mx.array, mx.array]:
+        """Long prefixes go in a pass of their own, remembered or not, so that remembering changes no bit."""
+        talker, sampling = request.model.talker, _sampling(request.model, request.speak)
+        prefill, static = array(message.prefill), message.static
+        if static < PREFIX_ROWS:
+            return talker.start(prefill, sampling, seed)
+        prefix = self._prefixes.get(message.static_key)
+        if prefix is None:
+            prefix = talker.prefix(prefill[:, :static])
+            self._prefixes.put(message.static_key, prefix, sum(part.nbytes for part in prefix.cache))
+        return talker.resume(prefix, prefill[:, static:], sampling, seed)
 
     async def _advance(self, request: _Request, run: _Run, outbox: Outbox) -> None:
         if run.parked is None or request.credit < 1:
@@ -111,11 +144,27 @@ class TalkerStage(Actor[_Request]):
         run.state, code0, hidden = request.model.talker.step(run.state, embedding, text)
         mx.async_eval(code0, hidden)
         if not run.going_on and (ending := self._ending(request, run)) is not None:
-            await self.finish(ending, outbox)
+            await self._end_part(request, run, ending, outbox)
             return
         run.frame, run.code0, run.going_on = run.frame + 1, code0, False
         request.credit -= 1
-        await outbox.send(Hidden(request=request.speak.request, frame=run.frame, hidden=hidden, code0=code0))
+        frame = request.done + run.frame
+        await outbox.send(Hidden(request=request.speak.request, frame=frame, hidden=hidden, code0=code0))
+
+    async def _end_part(self, request: _Request, run: _Run, ending: Ending, outbox: Outbox) -> None:
+        """Go on with the next part of the text, or end."""
+        most = request.speak.max_frames
+        if ending.reason != "stop" or not request.parts_left:
+            await self.finish(ending, outbox)
+        elif most is not None and ending.frames >= most:
+            await self.finish(msgspec.structs.replace(ending, reason="length"), outbox)
+        else:
+            request.done, request.text_tokens = ending.frames, ending.text_tokens
+            request.credit += 1  # the frame that was the end is never handed out
+            request.run = None
+            await outbox.send(Seam(request=ending.request, frames=ending.frames))
+            if request.waiting:
+                await self._begin(request, request.waiting.popleft(), outbox)
 
     async def _wait_for_text(self, request: _Request, run: _Run, outbox: Outbox) -> None:
         if run.going_on:
@@ -124,11 +173,13 @@ class TalkerStage(Actor[_Request]):
             await self.finish(ending, outbox)
         else:
             run.going_on = True
-            await outbox.send(Hold(request=request.speak.request, frames=run.frame + 1))
+            frames = request.done + run.frame + 1
+            await outbox.send(Hold(request=request.speak.request, frames=frames))
 
     def _limit(self, request: _Request, text_tokens: int) -> int:
         budget = int(self._settings.frames_floor + self._settings.frames_per_token * text_tokens)
-        return min(request.speak.max_frames or budget, request.model.max_frames, budget)
+        most = request.speak.max_frames
+        return min(budget if most is None else most - request.done, request.model.max_frames, budget)
 
     def _ending(self, request: _Request, run: _Run) -> Ending | None:
         """How the request ends with the newest frame, None if it does not."""
@@ -142,7 +193,10 @@ class TalkerStage(Actor[_Request]):
                 return None
             reason, frames = "length", run.frame + 1
         return Ending(
-            request=request.speak.request, reason=reason, frames=frames, text_tokens=run.text_tokens
+            request=request.speak.request,
+            reason=reason,
+            frames=request.done + frames,
+            text_tokens=request.text_tokens + run.text_tokens,
         )
 
 

@@ -70,6 +70,8 @@ class _Codec:
 
 def _model(codes: list[int], max_frames: int = 1000) -> Any:
     return SimpleNamespace(
+        kind="custom_voice",
+        takes_instructions=True,
         talker=_Talker(codes),
         codec=_Codec(),
         sampling=Sampling(),

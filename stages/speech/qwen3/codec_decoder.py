@@ -161,7 +161,7 @@ class CodecDecoder:
         return mx.concatenate(parts, axis=1) if parts else mx.zeros((1, 0))
 
     def after(self, codes: mx.array) -> CodecState:
-        """The state that codes int [T, 16] leave, from the last window of them: a clone's audio goes on from there."""
+        """The state that codes int [T, 16] leave, by their last window: a clone's audio goes on from there."""
         state, last = self.start(), codes[-self._config.sliding_window :][None]
         at = 0
         while at < last.shape[1]:

@@ -7,6 +7,7 @@ The config names an attention window of 250 rows. The official code does not app
 ignores it there), so each row sees all before it here too.
 """
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -130,18 +131,27 @@ class CodecEncoder:
 
     def __call__(self, samples: mx.array) -> mx.array:
         """float32 [N] within ±1 at 24 kHz → codes int32 [ceil(N / samples of a frame), groups]. Evaluated."""
-        codes = mx.concatenate([book(self.rows(samples)) for book in self._books], axis=1)
+        return _result(self.encode(samples))
+
+    def encode(self, samples: mx.array) -> Generator[None, None, mx.array]:
+        """The same in steps of `PIECE` samples, between which others may compute."""
+        rows = yield from self._steps(samples)
+        codes = mx.concatenate([book(rows) for book in self._books], axis=1)
         mx.eval(codes)
         return codes
 
     def rows(self, samples: mx.array) -> mx.array:
         """What is quantised, [frames, hidden]."""
+        return _result(self._steps(samples))
+
+    def _steps(self, samples: mx.array) -> Generator[None, None, mx.array]:
         history = self._start()
         parts: list[mx.array] = []
         for at in range(0, samples.shape[0], PIECE):
             history = History(history.tails)
             parts.append(self._convolve(samples[at : at + PIECE, None], history))
             mx.eval(parts[-1], history.tails)
+            yield
         x = self._transform(mx.concatenate(parts, axis=0))
         # Stride 2, kernel 4: the first row twice before, the last once more behind an odd number.
         x = mx.concatenate([x[:1], x[:1], x, x[-1:]], axis=0)[: 2 + x.shape[0] + x.shape[0] % 2]
@@ -216,6 +226,14 @@ class _Books:
             left = left - mx.take(table, code, axis=0)
             codes.append(code.astype(mx.int32))
         return mx.stack(codes, axis=1)
+
+
+def _result(steps: Generator[None, None, mx.array]) -> mx.array:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
 
 
 def _elu(x: mx.array) -> mx.array:

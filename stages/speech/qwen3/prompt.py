@@ -11,6 +11,7 @@ Every row is a text row (projected text embedding) plus a codec row (talker embe
     or streaming text    the first text token beside codec bos; each later frame adds the next one, tts_eos, tts_pad
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -175,10 +176,16 @@ class TextFeed:
     split on its way here does not change its tokens.
     """
 
-    def __init__(self, model: "Qwen3TTS", prefix: mx.array, beside: mx.array) -> None:
-        """`prefix` [1, L, H] are the rows before the text, `beside` [1, 1, H] is the codec row of its first token."""
+    def __init__(
+        self, model: "Qwen3TTS", prefix: mx.array, beside: mx.array, before: Sequence[int] = ()
+    ) -> None:
+        """
+        :param prefix: the rows before the text, [1, L, H].
+        :param beside: the codec row of its first token, [1, 1, H].
+        :param before: tokens that come before those of the text.
+        """
         self._model = model
-        self._prefix, self._beside = prefix, beside
+        self._prefix, self._beside, self._before = prefix, beside, list(before)
         self._pending = ""
         self._ids: list[int] = []
         self._final = False
@@ -207,6 +214,7 @@ class TextFeed:
             raise RequestError("The text to speak is empty.", "input")
         self.started = True
         tokens = len(self._ids)
+        self._ids = self._before + self._ids
         first = text_rows(self._model, [self._ids.pop(0)]) + self._beside
         prefill = mx.concatenate([self._prefix, first], axis=1)
         return Prompt(prefill, self.rows()[0], self._model.rows.pad, tokens, self._prefix.shape[1])

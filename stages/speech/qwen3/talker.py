@@ -22,6 +22,8 @@ BUCKET = 256
 """Positions of the smallest cache on a GPU; larger ones double."""
 PREFILL_STEP = 32
 """Prompts are padded to a multiple of this on a GPU, so that few prefill traces exist."""
+PREFIX_ROWS = 32
+"""A prefix shorter than this is not worth a pass of its own."""
 MIN_FRAMES = 2
 """EOS cannot be chosen for the first two frames (`min_new_tokens` of the official code)."""
 
@@ -45,6 +47,14 @@ class TalkerState(NamedTuple):
     """`position` as the host knows it."""
 
 
+class Prefix(NamedTuple):
+    """What the first rows of a prompt leave in the cache; the same for every prompt that begins with them."""
+
+    cache: list[mx.array]
+    """Keys and values of each layer, [2, kv_heads, S, D]."""
+    length: int
+
+
 class Talker:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         talker = config.talker_config
@@ -66,6 +76,8 @@ class Talker:
         self._with_end = bias(allowed | (self._ids == talker.codec_eos_token_id), mx.float32)
         mx.eval(self._ids, self._without_end, self._with_end)
         self._start = {flag: compiled(self._starter(flag)) for flag in (False, True)}
+        self._prefix = compiled(self._prefiller)
+        self._resume = {flag: compiled(self._resumer(flag)) for flag in (False, True)}
         self._step = {flag: compiled(self._stepper(flag)) for flag in (False, True)}
 
     def start(
@@ -81,6 +93,33 @@ class Talker:
         cache = self._grow(cache, self._bucket(length + 1))
         state = TalkerState(cache, position, seen, frame, key, control, sampling.nucleus, length)
         return state, code, hidden
+
+    def prefix(self, rows: mx.array) -> Prefix:
+        """The first rows of a prompt, [1, L, H], in a pass of their own."""
+        length = rows.shape[1]
+        return Prefix(self._prefix(self._padded(rows)), length)
+
+    def resume(
+        self, prefix: Prefix, rows: mx.array, sampling: Sampling, seed: int
+    ) -> tuple[TalkerState, mx.array, mx.array]:
+        """`start` for a prompt of `prefix` and rows [1, L, H].
+
+        The result does not depend on when the prefix was computed. It differs in rounding from that of one pass.
+        """
+        padded, length = self._padded(rows), prefix.length + rows.shape[1]
+        size = self._bucket(max(prefix.cache[0].shape[2], prefix.length + padded.shape[0], length + 1))
+        control, key = controls(sampling, self.vocabulary), request_key(seed)
+        first, last = mx.array([prefix.length], mx.int32), mx.array([rows.shape[1] - 1], mx.int32)
+        position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
+        cache, seen, code, hidden = self._resume[sampling.nucleus](
+            self._grow(prefix.cache, size), padded, first, last, frame, key, control
+        )
+        return TalkerState(cache, position, seen, frame, key, control, sampling.nucleus, length), code, hidden
+
+    def _padded(self, rows: mx.array) -> mx.array:
+        """[1, L, H] → [L', H], L' a multiple of the device's step."""
+        length = rows.shape[1]
+        return mx.pad(rows[0], [(0, -length % self._prefill_step), (0, 0)])
 
     def step(
         self, state: TalkerState, embedding: mx.array, text: mx.array
@@ -119,6 +158,41 @@ class Talker:
             seen = mx.zeros((self.vocabulary,), mx.bool_)
             code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
             return cache, seen, code, hidden[None]
+
+    def _prefiller(self, rows: mx.array) -> list[mx.array]:
+        cos, sin = rotary(mx.arange(rows.shape[0]), self._dim, self._theta)
+        x, cache = rows, list[mx.array]()
+        for layer in self._layers:
+            queries, keys_values = layer.project(x, layer.turn(cos, sin))
+            cache.append(keys_values)
+            x = layer.finish(x, queries, keys_values[:1], keys_values[1:], CAUSAL)
+        return cache
+
+    def _resumer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array]]:
+        def resume(
+            cache: list[mx.array],
+            rows: mx.array,
+            first: mx.array,
+            last: mx.array,
+            frame: mx.array,
+            key: mx.array,
+            control: Controls,
+        ) -> tuple[list[mx.array], mx.array, mx.array, mx.array]:
+            positions = first + mx.arange(rows.shape[0])
+            cos, sin = rotary(positions, self._dim, self._theta)
+            unseen = bias(mx.arange(cache[0].shape[2])[None] <= positions[:, None], rows.dtype)
+            x, written = rows, list[mx.array]()
+            for past, layer in zip(cache, self._layers, strict=True):
+                queries, keys_values = layer.project(x, layer.turn(cos, sin))
+                now = mx.slice_update(past, keys_values, first, axes=(2,))
+                written.append(now)
+                x = layer.finish(x, queries, now[:1], now[1:], unseen)
+            hidden = rms_norm(mx.take(x, last, axis=0), self._norm, self._eps)
+            seen = mx.zeros((self.vocabulary,), mx.bool_)
+            code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
+            return written, seen, code, hidden[None]
+
+        return resume
 
         return start
 

@@ -1,0 +1,181 @@
+"""Every way of the family through the real pipeline: clones, designs, presets, side by side in one process."""
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+
+from vivavoce.bus import layout
+from vivavoce.bus.messages import Ending, Speak
+from vivavoce.bus.running import Running
+
+TEXT = "Hello, world!"
+LONG = "The living voice leaves before the second frame is begun. " * 24
+WAYS = {
+    "preset": {"model": "custom", "voice": "ryan"},
+    "instructed": {
+        "model": "custom",
+        "voice": "ryan",
+        "instructions": "Very slowly, with a long sigh between words.",
+    },
+    "design": {"model": "design", "instructions": "A calm old man with a rough voice."},
+    "icl": {"model": "base", "reference": "low", "reference_text": "What the reference says."},
+    "icl full": {"model": "base", "reference": "low", "reference_text": "What it says.", "full_text": True},
+    "x-vector": {"model": "base", "reference": "low"},
+    "embedding": {"model": "base", "x_vector": np.ones(32, "<f4").tobytes()},
+}
+_ids = count()
+
+
+def reference(pitch: float, seconds: float = 2.0) -> bytes:
+    """A tone with overtones, 16-bit PCM at 24 kHz."""
+    time = np.arange(round(seconds * 24000)) / 24000
+    tone = sum(np.sin(2 * np.pi * pitch * k * time) / k for k in range(1, 12))
+    return np.round(6000 * tone * (0.6 + 0.4 * np.sin(2 * np.pi * 3 * time))).astype("<i2").tobytes()
+
+
+VOICES = {"low": reference(110), "high": reference(290)}
+
+
+def speak(way: str, text: str = TEXT, **fields: Any) -> Speak:
+    given = {**WAYS[way], **fields}
+    if isinstance(given.get("reference"), str):
+        given["reference"] = VOICES[str(given["reference"])]
+    plain = Speak(request=f"family-{next(_ids)}", model="", text=text, seed=3, max_frames=24)
+    return msgspec.structs.replace(plain, **given)
+
+
+async def listen(running: Running, wanted: Speak, delay_s: float = 0) -> tuple[bytes, Ending]:
+    await anyio.sleep(delay_s)
+    with anyio.fail_after(120):
+        async with running.client.speak(wanted) as request:
+            parts = [audio.data async for audio in request]
+    assert request.ending is not None
+    return b"".join(parts), request.ending
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_whole_is_the_joined_stream(family: Running, way: str) -> None:
+    stream, ending = await listen(family, speak(way))
+    assert ending.reason in ("stop", "length"), ending
+    assert len(stream) == ending.frames * 3840
+    whole, _ = await listen(family, speak(way, format="wav", container_streamed=False))
+    assert whole[44:] == stream
+    other, _ = await listen(family, speak(way, seed=4))
+    assert other != stream
+
+
+async def test_the_voice_is_heard(family: Running) -> None:
+    for way in ("icl", "x-vector"):
+        low, _ = await listen(family, speak(way))
+        high, _ = await listen(family, speak(way, reference="high"))
+        assert low != high
+    one, _ = await listen(family, speak("design"))
+    other, _ = await listen(family, speak("design", instructions="A young woman, fast and bright."))
+    assert one != other
+
+
+async def test_language_counts_for_clones(family: Running) -> None:
+    found = {(await listen(family, speak("icl", language=name)))[0] for name in ("de", "English", "auto")}
+    assert len(found) == 3
+
+
+async def test_eight_clones_at_once_sound_as_each_alone(family: Running) -> None:
+    """O08: two references in turn, a preset among them, one of them left in the middle."""
+    wanted = [
+        speak("icl" if i % 4 < 2 else "x-vector", reference=("low", "high")[i % 2], seed=5 + i // 4)
+        for i in range(8)
+    ]
+    alone = [
+        (await listen(family, msgspec.structs.replace(one, request=f"solo-{i}")))[0]
+        for i, one in enumerate(wanted)
+    ]
+    together: dict[int, bytes] = {}
+
+    async def one(index: int) -> None:
+        together[index] = (await listen(family, wanted[index], 0.02 * index))[0]
+
+    async def leaver() -> None:
+        async with family.client.speak(speak("icl", LONG, reference="high")) as request:
+            await anext(request)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(leaver)
+        tasks.start_soon(listen, family, speak("preset"))
+        for index in range(8):
+            tasks.start_soon(one, index)
+    assert [together[index] for index in range(8)] == alone
+
+
+@pytest.mark.parametrize("way", ["icl", "design", "instructed"])
+async def test_bytes_are_the_same_with_the_caches_cold_warm_and_off(way: str, family: Running) -> None:
+    wanted = speak(way, instructions="A calm old man. " * 4) if way == "design" else speak(way)
+    found: list[bytes] = []
+    for bound in (family.layout.speech.voice_cache_bytes, 0):
+        settings = msgspec.structs.replace(family.layout.speech, voice_cache_bytes=bound)
+        async with Running(msgspec.structs.replace(family.layout, speech=settings)) as running:
+            for index in range(2):
+                found.append((await listen(running, msgspec.structs.replace(wanted, request=f"{index}")))[0])
+    assert len(set(found)) == 1
+
+
+async def test_a_long_text_is_one_stream_of_parts(family: Running) -> None:
+    stream, ending = await listen(family, speak("icl", LONG, max_frames=None, temperature=0.9))
+    assert ending.reason in ("stop", "length")
+    assert len(stream) == ending.frames * 3840
+    again, _ = await listen(family, speak("icl", LONG, max_frames=None, temperature=0.9))
+    assert again == stream
+
+
+async def test_text_in_pieces_in_a_cloned_voice(family: Running) -> None:
+    """The pieces' bounds change nothing; the reference comes before all of the text."""
+    found = set[bytes]()
+    for pieces in (["Hello, ", "world, here I am. "], ["Hello, wor", "ld, here", " I am. "]):
+        with anyio.fail_after(60):
+            async with family.client.speak(speak("icl", "", more_text=True)) as request:
+                for piece in pieces:
+                    await request.text(piece)
+                await request.text("", final=True)
+                found.add(b"".join([audio.data async for audio in request]))
+    assert len(found) == 1
+    assert next(iter(found))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"model": "base", "voice": "ryan"}, "voice", "custom"),
+        ({"model": "base"}, "ref_audio", "reference"),
+        ({"model": "base", "reference": "low", "instructions": "Sad."}, "instructions", "design"),
+        ({"model": "custom", "voice": "ryan", "reference": "low"}, "ref_audio", "base"),
+        ({"model": "custom", "voice": "ryan", "x_vector": b"\0" * 128}, "speaker_embedding", "base"),
+        ({"model": "custom06", "voice": "ryan", "instructions": "Sad."}, "instructions", "custom"),
+        ({"model": "design"}, "instructions", "description"),
+        ({"model": "design", "voice": "ryan", "instructions": "Old."}, "voice", "custom"),
+        ({"model": "base", "x_vector": b"\0" * 64}, "speaker_embedding", "16"),
+        ({"model": "base", "reference": "low", "language": "Klingon"}, "language", "german"),
+    ],
+)
+async def test_what_a_model_cannot_do_is_refused_with_what_could(
+    family: Running, fields: dict[str, Any], param: str, says: str
+) -> None:
+    """O07 and its kin."""
+    data, ending = await listen(family, speak("embedding", **({"x_vector": None} | fields)))
+    assert (data, ending.reason) == (b"", "error")
+    assert ending.failure is not None
+    assert (ending.failure.status, ending.failure.param) == (400, param)
+    assert says in ending.failure.message
+
+
+async def test_a_clone_speaks_alike_with_the_decoder_in_another_process(family: Running) -> None:
+    folder = Path(family.layout.speech.models[2])
+    split = layout.load("split")
+    made = msgspec.structs.replace(split, speech=msgspec.structs.replace(split.speech, models=(str(folder),)))
+    here, _ = await listen(family, speak("icl"))
+    async with Running(made) as running:
+        there, _ = await listen(running, speak("icl"))
+    assert there == here
