@@ -9,9 +9,11 @@ from . import (
     auth,
     batch,
     chat,
+    completions,
     cors,
     errors,
     health,
+    messages,
     metrics,
     models,
     openapi,
@@ -35,11 +37,11 @@ def create_app(running: Running) -> Quart:
     cors.install(app, edge.settings)
     auth.install(app, edge.settings)
     errors.install(app)
-    for part in (speech, batch, socket, chat, voices, models, health):
+    for part in (speech, batch, socket, chat, messages, completions, voices, models, health):
         app.register_blueprint(part.blueprint(edge))
     app.register_blueprint(metrics.blueprint(edge.metrics))
     app.register_blueprint(page.blueprint())
-    documented = (speech, batch, chat, voices, models, health, metrics, page, openapi)
+    documented = (speech, batch, chat, messages, completions, voices, models, health, metrics, page, openapi)
     operations = [operation for part in documented for operation in part.OPERATIONS]
     app.register_blueprint(openapi.blueprint(operations))
 

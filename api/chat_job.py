@@ -55,8 +55,10 @@ class Choice:
         self.drawn: list[Drawn] = []
         self.reason = "length"
         self.stop: str | None = None
+        self.parts: list[ChatDelta | ChatFinished] = []
 
     def take(self, part: ChatDelta | ChatFinished) -> None:
+        self.parts.append(part)
         if isinstance(part, ChatFinished):
             self.reason, self.stop = part.reason, part.stop
         else:

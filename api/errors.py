@@ -34,10 +34,28 @@ def openai_shape(failure: Failure, _request_id: str) -> dict[str, Any]:
     return {"error": {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}}
 
 
+def anthropic_shape(failure: Failure, request_id: str) -> dict[str, Any]:
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+    kind = kinds.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": failure.message},
+        "request_id": request_id,
+    }
+
+
 Shape = Callable[[Failure, str], dict[str, Any]]
 
 # By the start of the path; everything else has OpenAI's shape.
-SHAPES: dict[str, Shape] = {}
+SHAPES: dict[str, Shape] = {"/v1/messages": anthropic_shape}
 
 
 def shape_of(path: str) -> Shape:

@@ -1,0 +1,224 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's protocol over the same chat requests.
+
+    message_start   (content_block_start  content_block_delta…  content_block_stop)…   message_delta  message_stop
+
+`ping` may come anywhere behind the first. What is whole is made of the same events, so both are the same.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+from quart import Blueprint, Response
+
+from ..bus.errors import RequestError
+from ..bus.messages import Call, ChatDelta, ChatFinished
+from . import sse
+from .chat import answered
+from .chat_job import ChatJob, Choice
+from .edge import Edge
+from .errors import anthropic_shape
+from .exchange import current
+from .messages_schema import CountBody, MessagesBody, chat_of
+from .operations import INFERENCE, OBJECT, Operation
+from .schema import read
+
+OPERATIONS = (
+    Operation(
+        method="post",
+        path="/v1/messages",
+        summary="Continue a conversation, in Anthropic's protocol: as events, or whole.",
+        body=MessagesBody,
+        answers={"application/json": OBJECT, "text/event-stream": {"type": "string"}},
+        errors=INFERENCE,
+    ),
+    Operation(
+        method="post",
+        path="/v1/messages/count_tokens",
+        summary="How many tokens the prompt of a message would have.",
+        body=CountBody,
+        errors=INFERENCE,
+    ),
+)
+
+Event = tuple[str, dict[str, Any]]
+
+
+def blueprint(edge: Edge) -> Blueprint:
+    routes = Blueprint("messages", __name__)
+
+    @routes.post("/v1/messages")
+    async def messages() -> Response:
+        body = await read(MessagesBody)
+        model = edge.catalog.find(body.model, "chat")
+        chat = chat_of(body, current().id, model.name, edge.layout.chat.lookahead_tokens)
+        job = ChatJob(edge, current(), chat, "messages")
+        talk = Talk(job, body)
+        return await answered(edge, job, body.stream, talk.events, talk.whole)
+
+    @routes.post("/v1/messages/count_tokens")
+    async def count_tokens() -> dict[str, int]:
+        body = await read(CountBody)
+        model = edge.catalog.find(body.model, "chat")
+        job = ChatJob(edge, current(), chat_of(body, current().id, model.name, 1), "count_tokens")
+        await job.start()
+        assert job.accepted is not None
+        return {"input_tokens": job.accepted.prompt_tokens}
+
+    @routes.after_request
+    async def named(response: Response) -> Response:
+        response.headers["request-id"] = current().name
+        return response
+
+    _ = messages, count_tokens, named
+    return routes
+
+
+class Blocks:
+    """The content blocks of one message, numbered as they come, each open until another kind begins."""
+
+    def __init__(self, calls: int | None) -> None:
+        """:param calls: how many calls may be told; None is all."""
+        self._calls = calls
+        self._index = -1
+        self._kind: str | None = None
+
+    def take(self, part: ChatDelta) -> Iterator[Event]:
+        if part.reasoning:
+            yield from self._open("thinking", {"thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": part.reasoning})
+        if part.text:
+            yield from self._open("text", {"text": ""})
+            yield self._delta({"type": "text_delta", "text": part.text})
+        for call in part.calls:
+            if self._calls is None or self._calls > 0:
+                yield from self._call(call)
+
+    def _call(self, call: Call) -> Iterator[Event]:
+        self._calls = None if self._calls is None else self._calls - 1
+        yield from self.close()
+        name = f"toolu_{call.id.removeprefix('call_')}"
+        yield from self._open("tool_use", {"id": name, "name": call.name, "input": {}})
+        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        yield from self.close()
+
+    def end(self) -> Iterator[Event]:
+        """A message has one block at least."""
+        if self._index < 0:
+            yield from self._open("text", {"text": ""})
+        yield from self.close()
+
+    def close(self) -> Iterator[Event]:
+        if self._kind == "thinking":
+            # Nothing is signed here; what is sent back as thinking is believed.
+            yield self._delta({"type": "signature_delta", "signature": "vivavoce"})
+        if self._kind is not None:
+            yield "content_block_stop", {"index": self._index}
+        self._kind = None
+
+    def _open(self, kind: str, empty: dict[str, Any]) -> Iterator[Event]:
+        if self._kind != kind:
+            yield from self.close()
+            self._kind = kind
+            self._index += 1
+            yield "content_block_start", {"index": self._index, "content_block": {"type": kind, **empty}}
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return "content_block_delta", {"index": self._index, "delta": delta}
+
+
+class Talk:
+    """The answer to one request, in Anthropic's words."""
+
+    def __init__(self, job: ChatJob, body: MessagesBody) -> None:
+        self._job = job
+        self._body = body
+        single = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use
+        self._blocks = Blocks(1 if single else None)
+        self._end: ChatFinished | None = None
+
+    def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        content: list[dict[str, Any]] = []
+        for part in choices[0].parts:
+            if isinstance(part, ChatFinished):
+                self._end = part
+            else:
+                _build(content, self._blocks.take(part))
+        _build(content, self._blocks.end())
+        return {**self._message(), "content": content, **self._ended(), "usage": self._usage()}
+
+    async def events(self, keep_alive_s: float) -> AsyncIterator[bytes]:
+        job = self._job
+        try:
+            async for comment in sse.comments_until(job.start, keep_alive_s):
+                yield comment
+        except RequestError as error:
+            yield _failed(error.failure, job)
+            return
+        start = {**self._message(), "content": [], "stop_reason": None, "stop_sequence": None}
+        yield sse.event("message_start", {"message": {**start, "usage": self._usage()}})
+        async for part in job.parts(keep_alive_s):
+            if part is None:
+                yield sse.event("ping", {})
+            elif isinstance(part, ChatFinished):
+                self._end = part
+            else:
+                for kind, data in self._blocks.take(part):
+                    yield sse.event(kind, data)
+        if failure := job.failure():
+            yield _failed(failure, job)
+            return
+        for kind, data in self._blocks.end():
+            yield sse.event(kind, data)
+        yield sse.event("message_delta", {"delta": self._ended(), "usage": self._usage()})
+        yield sse.event("message_stop", {})
+
+    def _message(self) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._job.chat.request.removeprefix('req-')}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._body.model or self._job.chat.model,
+        }
+
+    def _ended(self) -> dict[str, Any]:
+        end, done = self._end, self._job.done
+        assert end is not None
+        assert done is not None
+        reason = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}[end.reason]
+        if end.stop is not None:
+            reason = "stop_sequence"
+        elif end.reason == "length" and done.completion_tokens < self._body.max_tokens:
+            reason = "model_context_window_exceeded"
+        return {"stop_reason": reason, "stop_sequence": end.stop}
+
+    def _usage(self) -> dict[str, Any]:
+        """As far as it is known; what came from the prompt cache is not among the input tokens."""
+        job, done = self._job, self._job.done
+        cached = job.started.cached_tokens if job.started is not None else 0
+        prompt = job.accepted.prompt_tokens if job.accepted is not None else 0
+        return {
+            "input_tokens": prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": done.completion_tokens if done is not None else 0,
+            "output_tokens_details": {"thinking_tokens": done.reasoning_tokens if done is not None else 0},
+        }
+
+
+def _build(content: list[dict[str, Any]], events: Iterator[Event]) -> None:
+    """Put together what the events of blocks tell."""
+    for kind, data in events:
+        if kind == "content_block_start":
+            content.append(data["content_block"])
+        elif kind == "content_block_delta":
+            match data["delta"]:
+                case {"type": "input_json_delta", "partial_json": text}:
+                    content[-1]["input"] = msgspec.json.decode(text)
+                case delta:
+                    for name in delta.keys() - {"type"}:
+                        content[-1][name] += delta[name]
+
+
+def _failed(failure: Any, job: ChatJob) -> bytes:
+    return sse.event("error", anthropic_shape(failure, job.chat.request))
