@@ -114,6 +114,7 @@ def _speech(station: Station, progress: Progress, notify: Callable[[Notice], Non
     from .speech.codec_decoder import CodecDecoderStage
     from .speech.prompt import PromptStage
     from .speech.qwen3.checkpoint import load
+    from .speech.qwen3.model import PARTS
     from .speech.talker import TalkerStage
 
     layout: Layout = station.layout
@@ -123,7 +124,7 @@ def _speech(station: Station, progress: Progress, notify: Callable[[Notice], Non
         notify(Loading(f"loading {name}"))
         path: Path = find(where)
         dtype = None if layout.speech.dtype == "auto" else layout.speech.dtype
-        model = load(path, dtype=dtype)
+        model = load(path, dtype=dtype, parts=frozenset(station.stages) & PARTS)
         model.warm_up(partial(_report, notify, f"warming up {name}"))
         models[name] = model
         infos.append(

@@ -15,7 +15,7 @@ from .config import (
     read,
     released,
 )
-from .model import Qwen3TTS
+from .model import PARTS, Qwen3TTS
 from .tokenizer import BytePairTokenizer, ByteTokenizer
 from .weights import Format, RandomWeights, Weights
 
@@ -27,8 +27,8 @@ QUANTISED = {
 }
 
 
-def load(path: Path, *, dtype: str | None = None) -> Qwen3TTS:
-    """The model in folder `path`, its weights read and evaluated.
+def load(path: Path, *, dtype: str | None = None, parts: frozenset[str] = PARTS) -> Qwen3TTS:
+    """The model in folder `path`, with what the stages `parts` need of its weights read and evaluated.
 
     `dtype` (fp32, bf16, fp16; on the CPU also fp64) is that of all float weights; by default fp32 on the CPU,
     where half-precision products are slow, and bf16 elsewhere. Quantised layers keep their packed weights.
@@ -55,10 +55,10 @@ def load(path: Path, *, dtype: str | None = None) -> Qwen3TTS:
     arrays, codec_arrays = _arrays(path), _arrays(path / "speech_tokenizer")
     weights = Weights(arrays, chosen, file, config.quantization)
     codec = Weights(codec_arrays, chosen, codec_file)
-    model = Qwen3TTS(config, codec_config, generation, BytePairTokenizer(path), weights, codec)
+    model = Qwen3TTS(config, codec_config, generation, BytePairTokenizer(path), weights, codec, parts)
     weights.check()
     codec.check()
-    if model.kind == "base":
+    if model.kind == "base" and "prompt" in parts:
         weights, codec = Weights(arrays, mx.float32, file), Weights(codec_arrays, mx.float32, codec_file)
         model.add_encoders(codec_config, weights, codec)
         weights.check()

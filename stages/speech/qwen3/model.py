@@ -1,6 +1,8 @@
 """The whole model: what a checkpoint holds, ready to be stepped by the stages."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
@@ -9,11 +11,15 @@ from .codec_decoder import STEPS, CodecDecoder, to_int16
 from .codec_encoder import CodecEncoder
 from .config import GenerationConfig, ModelConfig, SpeechTokenizerConfig
 from .ops import silu
-from .prompt import build, text_rows
+from .prompt import build
+from .sampling import request_key
 from .speaker_encoder import SpeakerEncoder
 from .talker import Talker
 from .tokenizer import Templates, Tokenizer
 from .weights import Linear, Weights
+
+PARTS = frozenset(("prompt", "talker", "code_predictor", "codec_decoder"))
+"""The stages that a model serves; a process that runs only some of them loads what these need."""
 
 
 class PromptRows:
@@ -48,6 +54,11 @@ class PromptRows:
 
 
 class Qwen3TTS:
+    talker: Talker
+    predictor: CodePredictor
+    rows: PromptRows
+    codec: CodecDecoder
+
     def __init__(
         self,
         config: ModelConfig,
@@ -56,7 +67,9 @@ class Qwen3TTS:
         tokenizer: Tokenizer,
         weights: Weights,
         codec_weights: Weights,
+        parts: frozenset[str] = PARTS,
     ) -> None:
+        """:param parts: the stages to be served; nothing is read of the others, nor are they set."""
         self.config = config
         self.tokenizer = tokenizer
         self.templates = Templates(tokenizer, config)
@@ -69,14 +82,29 @@ class Qwen3TTS:
         self.voices = sorted(config.talker_config.spk_id)
         self.languages = ["auto", *sorted(config.talker_config.codec_language_id)]
         self.takes_instructions = not (self.kind == "custom_voice" and self.size == "0.6B")
-        self.talker = Talker(config, weights)
-        self.predictor = CodePredictor(config, weights, self.talker.embedding)
-        self.rows = PromptRows(config, weights, self.talker.embedding)
-        self.codec = CodecDecoder(codec_config.decoder_config, codec_weights)
+        self.parts = parts
+        if "prompt" in parts and self.kind == "base":
+            self.parts |= {"code_predictor"}  # whose tables turn the codes of a reference into rows
+        talker = config.talker_config
+        self._empty = mx.zeros((1, 16, talker.hidden_size), weights.dtype)
+        """Rows to warm up with."""
+        if self.parts & {"prompt", "talker", "code_predictor"}:
+            table = weights.table("talker.model.codec_embedding", talker.vocab_size, talker.hidden_size)
+            if "talker" in self.parts:
+                self.talker = Talker(config, weights)
+                table = self.talker.embedding
+            if "code_predictor" in self.parts:
+                self.predictor = CodePredictor(config, weights, table)
+            if "prompt" in self.parts:
+                self.rows = PromptRows(config, weights, table)
+        if "codec_decoder" in self.parts:
+            self.codec = CodecDecoder(codec_config.decoder_config, codec_weights)
         self.speaker_encoder: SpeakerEncoder | None = None
         self.codec_encoder: CodecEncoder | None = None
         # Read and converted now, on this thread, not by the first request.
-        mx.eval(vars(self.talker), vars(self.predictor), vars(self.rows), vars(self.codec))
+        for name in ("talker", "predictor", "rows", "codec"):
+            if name in vars(self):
+                mx.eval(vars(vars(self)[name]))
 
     def add_encoders(
         self, codec_config: SpeechTokenizerConfig, weights: Weights, codec_weights: Weights
@@ -90,32 +118,41 @@ class Qwen3TTS:
             self.codec_encoder = CodecEncoder(
                 codec_config.encoder_config,
                 self.config.talker_config.num_code_groups,
-                self.codec.samples,
+                codec_config.decoder_config.samples,
                 codec_weights,
             )
         mx.eval(vars(self.speaker_encoder), vars(self.codec_encoder) if self.codec_encoder else [])
 
     def warm_up(self, progress: Callable[[float], None] = lambda done: None) -> None:
         """Run every trace that a request can need once; `progress` hears the share done, 0 to 1."""
+        steps = [step for part in sorted(self.parts) for step in self._warming(part)]
+        for done, step in enumerate(steps, 1):
+            mx.eval(step())
+            progress(done / len(steps))
+
+    def _warming(self, part: str) -> list[Callable[[], Any]]:
+        row, codes, frame = self._empty[:, :1], mx.zeros((1, 16), mx.int32), mx.zeros(1, mx.int32)
         voice = self.voices[0] if self.voices else None
-        total, done = len(STEPS) + 3, 0
+        match part:
+            case "prompt":
+                return [
+                    lambda: build(self, "Hello there.", voice=voice, language=None, instructions=None).prefill
+                ]
+            case "talker":
+                return [self._warm_talker]
+            case "code_predictor":
+                key = request_key(0)
+                return [lambda: self.predictor.frame(row, codes[:, :1], self.sub_sampling, key, frame)]
+            case _:
+                counts = [mx.tile(codes[:, None], (1, count, 1)) for count in STEPS]
+                return [partial(self._warm_codec, some) for some in counts]
 
-        def report() -> None:
-            nonlocal done
-            done += 1
-            progress(done / total)
+    def _warm_talker(self) -> list[mx.array]:
+        state, code, hidden = self.talker.start(self._empty, self.sampling, 0)
+        mx.eval(code, hidden, state.cache)
+        state, code, hidden = self.talker.step(state, self._empty[:, :1], self._empty[:, :1])
+        return [code, hidden, *state.cache]
 
-        prompt = build(self, "Hello there.", voice=voice, language=None, instructions=None)
-        state, code, hidden = self.talker.start(prompt.prefill, self.sampling, 0)
-        mx.eval(code, hidden, state.cache)
-        report()
-        codes, embedding = self.predictor.frame(hidden, code, self.sub_sampling, state.key, state.frame)
-        mx.eval(codes, embedding)
-        report()
-        state, code, hidden = self.talker.step(state, embedding, text_rows(self, [0]))
-        mx.eval(code, hidden, state.cache)
-        report()
-        for count in STEPS:
-            pcm, stream = self.codec.step(mx.tile(codes[:, None] * 0, (1, count, 1)), self.codec.start())
-            mx.eval(to_int16(pcm), stream)
-            report()
+    def _warm_codec(self, codes: mx.array) -> Any:
+        pcm, state = self.codec.step(codes, self.codec.start())
+        return to_int16(pcm), state
