@@ -81,6 +81,6 @@ async def test_health_tells_of_each_process(http: httpx.AsyncClient) -> None:
 async def test_a_dead_pipeline_is_told(
     http: httpx.AsyncClient, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.running, "failed", "the device thread ended")
+    monkeypatch.setattr(server.running, "_failure", "the device thread ended")
     assert (await http.get("/health")).status_code == 503
     assert (await http.get("/ready")).json()["reason"] == "the device thread ended"
