@@ -18,6 +18,7 @@ from . import (
     models,
     openapi,
     page,
+    responses,
     socket,
     speech,
     voices,
@@ -37,11 +38,12 @@ def create_app(running: Running) -> Quart:
     cors.install(app, edge.settings)
     auth.install(app, edge.settings)
     errors.install(app)
-    for part in (speech, batch, socket, chat, messages, completions, voices, models, health):
+    for part in (speech, batch, socket, chat, messages, completions, responses, voices, models, health):
         app.register_blueprint(part.blueprint(edge))
     app.register_blueprint(metrics.blueprint(edge.metrics))
     app.register_blueprint(page.blueprint())
-    documented = (speech, batch, chat, messages, completions, voices, models, health, metrics, page, openapi)
+    inference = (speech, batch, chat, messages, completions, responses)
+    documented = (*inference, voices, models, health, metrics, page, openapi)
     operations = [operation for part in documented for operation in part.OPERATIONS]
     app.register_blueprint(openapi.blueprint(operations))
 
