@@ -9,7 +9,6 @@ from .cli_terminal import columns, size
 
 if TYPE_CHECKING:
     from ..bus.layout import Layout
-    from .cli_plan import ModelPlan
 
 TRANSPORTS = {
     "memory": "memory (same loop, by reference)",
@@ -97,7 +96,7 @@ def _settings(layout: "Layout", given: str, models_given: bool) -> list[tuple[st
 
 
 def _print_models(layout: "Layout") -> None:
-    from .cli_plan import machine, model_plan
+    from .cli_plan import machine, model_plan, needs
 
     plans = [model_plan(source, layout) for source in layout.speech.models] if layout.place("talker") else []
     rows = [
@@ -112,11 +111,12 @@ def _print_models(layout: "Layout") -> None:
     ]
     print(f"\nModels\n{columns(rows)}")
     least = most = 0
-    for process in layout.process:
-        if process.device:
-            rows, low, high = _memory(layout, plans, "talker" in process.device)
-            print(f"\nMemory of process {process.name}\n{columns(rows)}")
-            least, most = least + low, most + high
+    for need in needs(layout, plans):
+        rows = [(what, size(count)) for what, count in need.rows]
+        rows.append(("all, with one request of 15 s", size(need.least)))
+        rows.append((f"all, with {layout.api.max_concurrent} requests at their longest", size(need.most)))
+        print(f"\nMemory of process {need.process}\n{columns(rows)}")
+        least, most = least + need.least, most + need.most
     total = machine()
     verdict = (
         "fits"
@@ -126,28 +126,3 @@ def _print_models(layout: "Layout") -> None:
         else "is too large"
     )
     print(f"\nThis machine has {size(total)}: the layout {verdict}")
-
-
-def _memory(
-    layout: "Layout", plans: "list[ModelPlan]", talker: bool
-) -> tuple[list[tuple[str, ...]], int, int]:
-    """Rows for one process, its bytes with one request of 15 s, and with as many and as long ones as allowed."""
-    from .cli_plan import mlx_cache
-
-    requests = layout.api.max_concurrent
-    rows: list[tuple[str, ...]] = []
-    # A process that runs any stage of a family loads the whole model.
-    weights = sum(plan.weights for plan in plans)
-    for plan in plans:
-        rows.append((f"{plan.name}: weights as {plan.dtype}", size(plan.weights)))
-        if talker:
-            rows.append((f"{plan.name}: cache of one request, 15 s", size(plan.sentence)))
-            rows.append((f"{plan.name}: cache of one request, longest", size(plan.longest)))
-    rows.append(("MLX's cache of freed buffers, at most", size(mlx_cache(layout))))
-    least = most = weights + mlx_cache(layout)
-    if talker and plans:
-        least += max(plan.sentence for plan in plans)
-        most += requests * max(plan.longest for plan in plans)
-    rows.append(("all, with one request of 15 s", size(least)))
-    rows.append((f"all, with {requests} requests at their longest", size(most)))
-    return rows, least, most

@@ -38,9 +38,11 @@ def run(args: argparse.Namespace) -> int:
     import anyio
 
     from . import logs
+    from .cli_plan import refuse_if_too_large
     from .serve import serve
 
     layout = configured(args)
+    refuse_if_too_large(layout)
     logs.setup()
     line = Line()
 

@@ -118,3 +118,28 @@ def test_sizes_for_people(count: int, text: str) -> None:
 def test_columns_line_up() -> None:
     assert columns([("a", "bb"), ("ccc", "")], indent="") == "a    bb\nccc"
     assert columns([]) == ""
+
+
+def test_each_process_needs_what_its_stages_load(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = load("split")
+    plan = cli_plan.model_plan("embedded", layout)
+    main, codec = cli_plan.needs(layout, [plan])
+    assert (main.process, codec.process) == ("main", "codec")
+    assert main.rows[0][1] + codec.rows[0][1] == plan.weights
+    assert codec.rows[0][1] == plan.parts["codec_decoder"] > 0
+    assert plan.weights_of(("prompt",)) == plan.parts["prompt"] + plan.parts["shared"]
+    assert main.most - main.least == layout.api.max_concurrent * plan.longest - plan.sentence
+    lines = explain(capsys, "split")
+    assert next(line for line in lines if line[:3] == ["codec_decoder", "→", "encoder"])[3:5] == [
+        "ZeroMQ",
+        "ipc",
+    ]
+    assert ["Memory", "of", "process", "codec"] in lines
+
+
+def test_a_layout_larger_than_the_machine_is_refused_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = load("split")
+    cli_plan.refuse_if_too_large(layout)
+    monkeypatch.setattr(cli_plan, "machine", lambda: 10 << 20)
+    with pytest.raises(StartError, match=r"the weights need 33.8 MiB, this machine has 10.0 MiB"):
+        cli_plan.refuse_if_too_large(parse(MINE.replace("bf16", "fp32"), "mine.toml"))
