@@ -11,7 +11,7 @@ import mlx.core as mx
 from ...device import compiled
 from .config import ModelConfig
 from .layers import Layer
-from .ops import bias, rms_norm, rotary
+from .ops import CAUSAL, rms_norm, rotary
 from .sampling import Controls, Sampling, choose, controls, noise
 from .weights import Linear, Weights
 
@@ -55,8 +55,7 @@ class CodePredictor:
         }
         """By first position: pass 0 takes positions 0 and 1, each later one the next."""
         self._empty = mx.zeros((2, own.num_key_value_heads, self._groups, own.head_dim), weights.dtype)
-        self._causal = bias(mx.arange(2)[None] <= mx.arange(2)[:, None], weights.dtype)
-        mx.eval(self._turns, self._empty, self._causal)
+        mx.eval(self._turns, self._empty)
         self._frame = {flag: compiled(self._framer(flag)) for flag in (False, True)}
 
     def frame(
@@ -98,5 +97,5 @@ class CodePredictor:
             queries, keys_values = layer.project(x, self._turns[first][i])
             caches[i][:, :, first:end] = keys_values
             keys, values = caches[i][:1, :, :end], caches[i][1:, :, :end]
-            x = layer.finish(x, queries, keys, values, self._causal if end - first > 1 else None)
+            x = layer.finish(x, queries, keys, values, CAUSAL if end - first > 1 else None)
         return rms_norm(x[-1:] if end - first > 1 else x, self._norm, self._eps)

@@ -7,12 +7,10 @@ its overlap is input history too and nothing has to be added up between calls.
 """
 
 from collections.abc import Iterator
-from enum import Enum
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from ...device import on_cpu
 from .ops import gelu, layer_norm
 from .weights import Weights
 
@@ -33,56 +31,43 @@ class History:
         return joined
 
 
-class Form(Enum):
-    """How a convolution is computed."""
-
-    KERNEL = "MLX's own; weight [out, kernel, in]"
-    GATHER = "each output's input rows side by side, times [kernel * in, out]"
-    SCATTER = "each input row times [in, kernel * out], then shifted sums: cheaper when out is small"
-
-
 class Conv(NamedTuple):
-    """Causal convolution of stride 1."""
+    """Causal convolution of stride 1, as a product: MLX's own convolutions are slower for one frame, ten times
+    slower on the CPU and 1.5 times on CUDA.
+    """
 
     weight: mx.array
+    """[kernel * in, out]: each output's input rows side by side; or, where `scattered`, [in, kernel * out]: the
+    shifted outputs of each input row, which are then summed. That moves fewer numbers when `out` is small."""
     bias: mx.array
     inputs: int
     kernel: int
     dilation: int
-    form: Form
+    scattered: bool
 
     @classmethod
     def build(
         cls, weights: Weights, name: str, inputs: int, outputs: int, kernel: int, *, dilation: int = 1
     ) -> "Conv":
         weight = weights.array(f"{name}.weight", outputs, inputs, kernel)
-        # MLX's convolutions on the CPU run ten times slower than products.
-        form = (Form.SCATTER if outputs < inputs else Form.GATHER) if on_cpu() or kernel == 1 else Form.KERNEL
-        match form:
-            case Form.KERNEL:
-                weight = weight.transpose(0, 2, 1)
-            case Form.GATHER:
-                weight = weight.transpose(2, 1, 0).reshape(kernel * inputs, outputs)
-            case Form.SCATTER:
-                weight = weight.transpose(1, 2, 0).reshape(inputs, kernel * outputs)
+        scattered = outputs < inputs
+        if scattered:
+            weight = weight.transpose(1, 2, 0).reshape(inputs, kernel * outputs)
+        else:
+            weight = weight.transpose(2, 1, 0).reshape(kernel * inputs, outputs)
         bias = weights.array(f"{name}.bias", outputs)
-        return cls(mx.contiguous(weight), bias, inputs, kernel, dilation, form)
+        return cls(mx.contiguous(weight), bias, inputs, kernel, dilation, scattered)
 
     def __call__(self, x: mx.array, history: History) -> mx.array:
         steps = x.shape[0]
         joined = history.extend(x, self.past)
-        match self.form:
-            case Form.KERNEL:
-                return mx.conv1d(joined[None], self.weight, dilation=self.dilation)[0] + self.bias
-            case Form.GATHER:
-                return mx.addmm(self.bias, taps(joined, steps, self.kernel, self.dilation), self.weight)
-            case Form.SCATTER:
-                spread, width = joined @ self.weight, self.bias.shape[0]
-                y = self.bias
-                for tap in range(self.kernel):
-                    first = tap * self.dilation
-                    y = y + spread[first : first + steps, tap * width : (tap + 1) * width]
-                return y
+        if not self.scattered:
+            return mx.addmm(self.bias, taps(joined, steps, self.kernel, self.dilation), self.weight)
+        spread, y, width = joined @ self.weight, self.bias, self.bias.shape[0]
+        for tap in range(self.kernel):
+            first = tap * self.dilation
+            y = y + spread[first : first + steps, tap * width : (tap + 1) * width]
+        return y
 
     @property
     def past(self) -> int:

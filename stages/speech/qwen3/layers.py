@@ -10,7 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .config import PredictorConfig, TalkerConfig
-from .ops import attention, rms_norm, silu
+from .ops import Causal, attention, rms_norm, silu
 from .weights import Linear, Stacked, Weights, absorb, merge
 
 
@@ -97,9 +97,9 @@ class Layer(NamedTuple):
         return queries, keys_values.reshape(steps, 2, kv_heads, dim).transpose(1, 2, 0, 3)
 
     def finish(
-        self, x: mx.array, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array | None
+        self, x: mx.array, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array | Causal | None
     ) -> mx.array:
-        """Attention over keys and values [1, kv_heads, S, D] (bias [T, S] or None), the MLP, both residuals."""
+        """Attention over keys and values [1, kv_heads, S, D] (bias as in `ops.attention`), MLP, both residuals."""
         x = self.out.add(x, attention(queries, keys, values, bias))
         wide = self.gate_up(rms_norm(x, self.output_norm, self.eps))
         half = wide.shape[1] // 2

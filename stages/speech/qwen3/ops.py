@@ -1,14 +1,20 @@
 """The few operations whose best form depends on the device, each in one place.
 
-On a GPU these are MLX's fused kernels. MLX's CPU backend has none: it expands them into 13 to 40 small operations
-at 2 µs and more each, and its exp and erf are scalar. There the same formulas are written with few operations.
+On a GPU these are MLX's fused kernels; on CUDA attention has one only without a mask. The CPU backend has none: it
+expands them into 13 to 40 small operations at 2 µs and more each, and its exp and erf are scalar. There the same
+formulas are written with few operations.
 """
 
 from functools import cache
+from typing import Final, Literal
 
 import mlx.core as mx
 
-from ...device import on_cpu
+from ...device import backend, on_cpu
+
+Causal = Literal["causal"]
+CAUSAL: Final = "causal"
+"""Each row sees itself and those before it."""
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
@@ -27,27 +33,36 @@ def layer_norm(x: mx.array, weight: mx.array, bias: mx.array, eps: float) -> mx.
     return centred * mx.rsqrt(_power(centred, eps)) * weight + bias
 
 
-def attention(queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array | None) -> mx.array:
+def attention(
+    queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array | Causal | None
+) -> mx.array:
     """softmax(q kᵀ + bias) v; the scale is in q already.
 
-    q [1, H, T, D]; k, v [1, H / G, S, D], each serving G neighbouring query heads; bias [T, S] or None.
-    → rows [T, H * D]
+    q [1, H, T, D]; k, v [1, H / G, S, D], each serving G neighbouring query heads; bias [T, S], `CAUSAL` (T = S) or
+    None. → rows [T, H * D]
     """
     _, heads, steps, dim = queries.shape
-    if not on_cpu():
+    kv_heads, groups = keys.shape[1], heads // keys.shape[1]
+    if backend() == "metal" or (backend() == "cuda" and not isinstance(bias, mx.array)):
         heard = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=bias)
         return heard.swapaxes(1, 2).reshape(steps, heads * dim)
-    kv_heads, groups = keys.shape[1], heads // keys.shape[1]
     # The G heads of one key head become rows of one product.
     rows = queries if groups == 1 else queries.reshape(1, kv_heads, groups * steps, dim)
     scores = rows @ keys.swapaxes(-1, -2)
+    if bias == CAUSAL:
+        bias = _triangle(steps, scores.dtype)
     if bias is not None:
         tiled = scores if steps == 1 else scores.reshape(1, kv_heads, groups, steps, keys.shape[2])
         scores = (tiled + bias).reshape(scores.shape)
-    heard = mx.softmax(scores, axis=-1) @ values
+    heard = mx.softmax(scores, axis=-1, precise=True) @ values
     return (heard if steps == 1 else heard.reshape(heads, steps, dim).swapaxes(0, 1)).reshape(
         steps, heads * dim
     )
+
+
+def _triangle(steps: int, dtype: mx.Dtype) -> mx.array:
+    row = mx.arange(steps)
+    return bias(row[None] <= row[:, None], dtype)
 
 
 def bias(visible: mx.array, dtype: mx.Dtype) -> mx.array:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from ...device import compiled, on_cpu
 from .config import ModelConfig
 from .layers import Layer
-from .ops import bias, rms_norm, rotary
+from .ops import CAUSAL, bias, rms_norm, rotary
 from .sampling import Controls, Sampling, choose, controls, noise, penalise, request_key
 from .weights import Linear, Weights
 
@@ -146,18 +146,18 @@ class Talker:
         def start(
             rows: mx.array, length: mx.array, frame: mx.array, key: mx.array, control: Controls
         ) -> tuple[list[mx.array], mx.array, mx.array, mx.array]:
-            positions = mx.arange(rows.shape[0])
-            cos, sin = rotary(positions, self._dim, self._theta)
-            unseen = bias(positions[None] <= positions[:, None], rows.dtype)
+            cos, sin = rotary(mx.arange(rows.shape[0]), self._dim, self._theta)
             x, cache = rows, list[mx.array]()
             for layer in self._layers:
                 queries, keys_values = layer.project(x, layer.turn(cos, sin))
                 cache.append(keys_values)
-                x = layer.finish(x, queries, keys_values[:1], keys_values[1:], unseen)
+                x = layer.finish(x, queries, keys_values[:1], keys_values[1:], CAUSAL)
             hidden = rms_norm(mx.take(x, length - 1, axis=0), self._norm, self._eps)
             seen = mx.zeros((self.vocabulary,), mx.bool_)
             code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
             return cache, seen, code, hidden[None]
+
+        return start
 
     def _prefiller(self, rows: mx.array) -> list[mx.array]:
         cos, sin = rotary(mx.arange(rows.shape[0]), self._dim, self._theta)
@@ -193,8 +193,6 @@ class Talker:
             return written, seen, code, hidden[None]
 
         return resume
-
-        return start
 
     def _stepper(
         self, nucleus: bool

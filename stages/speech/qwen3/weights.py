@@ -36,7 +36,8 @@ class Linear(NamedTuple):
     def add(self, residual: mx.array, x: mx.array) -> mx.array:
         """residual + y, for a layer without bias."""
         if self.format is None:
-            return mx.addmm(residual, x, self.matrix)
+            # On CUDA only a bare product of one row takes the matrix-vector kernel.
+            return mx.addmm(residual, x, self.matrix) if on_cpu() else residual + x @ self.matrix
         return residual + self._packed(x, self.format)
 
     def _packed(self, x: mx.array, form: Format) -> mx.array:
