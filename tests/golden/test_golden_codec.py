@@ -59,7 +59,7 @@ def _codec(folder: Path) -> CodecDecoder:
     """
     if folder.parent.name == "voices" and (moved := _moved_by_rounding(folder)) > 2e-5:
         pytest.skip(f"float32 rounding moves this codec's audio by {moved:.1e}")
-    return loading.load(folder, dtype="fp32").codec
+    return loading.load(folder).codec
 
 
 @cache

@@ -27,11 +27,15 @@ QUANTISED = {
 }
 
 
-def load(path: Path, *, dtype: str | None = None, parts: frozenset[str] = PARTS) -> Qwen3TTS:
+def load(
+    path: Path, *, dtype: str | None = None, codec_dtype: str = "fp32", parts: frozenset[str] = PARTS
+) -> Qwen3TTS:
     """The model in folder `path`, with what the stages `parts` need of its weights read and evaluated.
 
-    `dtype` (fp32, bf16, fp16; on the CPU also fp64) is that of all float weights; by default fp32 on the CPU,
-    where half-precision products are slow, and bf16 elsewhere. Quantised layers keep their packed weights.
+    `dtype` (fp32, bf16, fp16; on the CPU also fp64) is that of the float weights; by default fp32 on the CPU, where
+    half-precision products are slow, and bf16 elsewhere. Quantised layers keep their packed weights. The codec
+    stays in fp32, as released: in bf16 the random-weight codec of the golden data has a signal-to-noise ratio
+    of 22 dB, for 1.3 ms less per frame on an H200.
 
     :raises CheckpointError: a file or tensor is missing or does not fit, or the folder holds another model.
     """
@@ -54,7 +58,7 @@ def load(path: Path, *, dtype: str | None = None, parts: frozenset[str] = PARTS)
     file, codec_file = str(path / "model.safetensors"), str(path / "speech_tokenizer" / "model.safetensors")
     arrays, codec_arrays = _arrays(path), _arrays(path / "speech_tokenizer")
     weights = Weights(arrays, chosen, file, config.quantization)
-    codec = Weights(codec_arrays, chosen, codec_file)
+    codec = Weights(codec_arrays, _dtype(codec_dtype), codec_file)
     model = Qwen3TTS(config, codec_config, generation, BytePairTokenizer(path), weights, codec, parts)
     weights.check()
     codec.check()
@@ -66,7 +70,7 @@ def load(path: Path, *, dtype: str | None = None, parts: frozenset[str] = PARTS)
     return model
 
 
-def random_weights(size: str, dtype: str) -> Qwen3TTS:
+def random_weights(size: str, dtype: str, codec_dtype: str = "fp32") -> Qwen3TTS:
     """A model of the released dimensions ('0.6B', '1.7B') with random weights, to measure without any file.
 
     `dtype` is one of fp32, bf16, fp16, 8bit, 6bit, 4bit; quantised ones keep their other weights in the
@@ -81,7 +85,7 @@ def random_weights(size: str, dtype: str) -> Qwen3TTS:
         GenerationConfig(),
         ByteTokenizer(),
         RandomWeights(chosen, form),
-        RandomWeights(chosen),
+        RandomWeights(_dtype(codec_dtype)),
     )
 
 

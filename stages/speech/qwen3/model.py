@@ -139,19 +139,13 @@ class Qwen3TTS:
                     lambda: build(self, "Hello there.", voice=voice, language=None, instructions=None).prefill
                 ]
             case "talker":
-                return [self._warm_talker]
+                return [*self.talker.warming(self.sampling, row.shape[2])]
             case "code_predictor":
                 key = request_key(0)
                 return [lambda: self.predictor.frame(row, codes[:, :1], self.sub_sampling, key, frame)]
             case _:
                 counts = [mx.tile(codes[:, None], (1, count, 1)) for count in STEPS]
                 return [partial(self._warm_codec, some) for some in counts]
-
-    def _warm_talker(self) -> list[mx.array]:
-        state, code, hidden = self.talker.start(self._empty, self.sampling, 0)
-        mx.eval(code, hidden, state.cache)
-        state, code, hidden = self.talker.step(state, self._empty[:, :1], self._empty[:, :1])
-        return [code, hidden, *state.cache]
 
     def _warm_codec(self, codes: mx.array) -> Any:
         pcm, state = self.codec.step(codes, self.codec.start())

@@ -7,6 +7,7 @@ Nothing is evaluated here: every function returns lazy arrays.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -20,8 +21,10 @@ from .weights import Linear, Weights
 
 BUCKET = 256
 """Positions of the smallest cache on a GPU; larger ones double."""
-PREFILL_STEP = 32
-"""Prompts are padded to a multiple of this on a GPU, so that few prefill traces exist."""
+PROMPT_ROWS = 32
+"""Rows of the smallest prompt on a GPU; longer ones are padded to the next double, so that few traces exist."""
+WARM = 1024
+"""Positions up to which every trace is run before the first request."""
 PREFIX_ROWS = 32
 """A prefix shorter than this is not worth a pass of its own."""
 MIN_FRAMES = 2
@@ -68,8 +71,6 @@ class Talker:
         self._eps, self._theta = talker.rms_norm_eps, talker.rope_theta
         self._max_positions = talker.max_position_embeddings
         self._heads, self._dim = talker.num_key_value_heads, talker.head_dim
-        # Nothing is traced on the CPU, so neither prompts nor caches need few sizes there.
-        self._prefill_step, self._smallest = (1, 64) if on_cpu() else (PREFILL_STEP, BUCKET)
         self._ids = mx.arange(talker.vocab_size)
         allowed = self._ids < talker.vocab_size - 1024
         self._without_end = bias(allowed, mx.float32)
@@ -84,9 +85,7 @@ class Talker:
         self, prefill: mx.array, sampling: Sampling, seed: int
     ) -> tuple[TalkerState, mx.array, mx.array]:
         """Prompt rows [1, L, H] → (state, code0 int32 [1, 1], hidden [1, 1, H]) of frame 0."""
-        length = prefill.shape[1]
-        padded = -(-length // self._prefill_step) * self._prefill_step
-        rows = mx.pad(prefill[0], [(0, padded - length), (0, 0)])
+        length, rows = prefill.shape[1], self._padded(prefill)
         control, key = controls(sampling, self.vocabulary), request_key(seed)
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
         cache, seen, code, hidden = self._start[sampling.nucleus](rows, position, frame, key, control)
@@ -117,9 +116,10 @@ class Talker:
         return TalkerState(cache, position, seen, frame, key, control, sampling.nucleus, length), code, hidden
 
     def _padded(self, rows: mx.array) -> mx.array:
-        """[1, L, H] → [L', H], L' a multiple of the device's step."""
+        """[1, L, H] → [L', H]: the same rows, and zeros up to a size that has a trace."""
         length = rows.shape[1]
-        return mx.pad(rows[0], [(0, -length % self._prefill_step), (0, 0)])
+        size = length if on_cpu() else _doubled(PROMPT_ROWS, length)
+        return mx.pad(rows[0], [(0, size - length), (0, 0)])
 
     def step(
         self, state: TalkerState, embedding: mx.array, text: mx.array
@@ -132,6 +132,25 @@ class Talker:
             cache, position, seen, frame, key, control, embedding, text
         )
         return TalkerState(cache, position, seen, frame, key, control, nucleus, filled), code, hidden
+
+    def warming(self, sampling: Sampling, width: int) -> list[Callable[[], list[mx.array]]]:
+        """One call for each trace that requests with `sampling` need up to `WARM` positions."""
+        row = mx.zeros((1, 1, width), self.embedding.dtype)
+
+        def started(length: int) -> list[mx.array]:
+            state, code, hidden = self.start(mx.repeat(row, length, axis=1), sampling, 0)
+            return [code, hidden, *state.cache]
+
+        def stepped(size: int) -> list[mx.array]:
+            state, _, _ = self.start(mx.repeat(row, PROMPT_ROWS, axis=1), sampling, 0)
+            state = state._replace(cache=self._grow(state.cache, size))
+            state, code, hidden = self.step(state, row, row)
+            return [code, hidden, *state.cache]
+
+        if on_cpu():
+            return [partial(stepped, BUCKET)]
+        prompts = [partial(started, PROMPT_ROWS << i) for i in range((WARM // PROMPT_ROWS).bit_length() - 1)]
+        return prompts + [partial(stepped, BUCKET << i) for i in range((WARM // BUCKET).bit_length())]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """hidden rows [N, H] → float32 [N, V], as the head gives them."""
@@ -243,10 +262,8 @@ class Talker:
             raise ValueError(
                 f"The talker has {self._max_positions} positions and all are used: end the request."
             )
-        size = self._smallest
-        while size < positions:
-            size *= 2
-        return size
+        # Nothing is traced on the CPU, so caches need no few sizes there.
+        return _doubled(64 if on_cpu() else BUCKET, positions)
 
     def _grow(self, cache: list[mx.array], size: int) -> list[mx.array]:
         missing = size - cache[0].shape[2]
@@ -254,3 +271,9 @@ class Talker:
             return cache
         room = mx.zeros((2, self._heads, missing, self._dim), cache[0].dtype)
         return [mx.concatenate([part, room], axis=2) for part in cache]
+
+
+def _doubled(size: int, needed: int) -> int:
+    while size < needed:
+        size *= 2
+    return size
