@@ -75,7 +75,7 @@ async def test_health_answers_meanwhile(http: httpx.AsyncClient, connect: Callab
     """O15: none of them waits for the device or the encoder."""
     async with connect() as connection:
         await connection.speak(input=LONG, stream=False, response_format="mp3")
-        for path in ("/health", "/ready", "/v1/models", "/v1/audio/voices") * 5:
+        for path in ("/health", "/ready", "/v1/models", "/v1/audio/voices", "/metrics") * 5:
             with anyio.fail_after(2):
                 assert (await http.get(path)).status_code == 200
 

@@ -1,4 +1,4 @@
-"""Containers and tempo on samples alone: any cut of the input gives the same bytes, and they decode to the input."""
+"""Containers and tempo on samples alone: any cut of the input gives the same bytes, and they decode."""
 
 import io
 import wave
@@ -35,7 +35,7 @@ def written(name: str, pieces: Iterator[bytes], *, streamed: bool, rate: int = R
 
 def decoded(data: bytes) -> np.ndarray:
     """Samples as float, mono, at the file's own rate (Opus: 48 kHz)."""
-    with av.open(io.BytesIO(data)) as file:
+    with av.open(io.BytesIO(data), "r") as file:
         to_float = av.AudioResampler("flt", "mono")
         return np.concatenate(
             [part.to_ndarray().ravel() for frame in file.decode(audio=0) for part in to_float.resample(frame)]
