@@ -20,7 +20,7 @@ from .edge import Edge
 from .errors import anthropic_shape
 from .exchange import current
 from .messages_schema import CountBody, MessagesBody, chat_of
-from .operations import INFERENCE, OBJECT, Operation
+from .operations import INFERENCE, OBJECT, AnthropicError, Operation
 from .schema import read
 
 OPERATIONS = (
@@ -31,6 +31,7 @@ OPERATIONS = (
         body=MessagesBody,
         answers={"application/json": OBJECT, "text/event-stream": {"type": "string"}},
         errors=INFERENCE,
+        problem=AnthropicError,
     ),
     Operation(
         method="post",
@@ -38,6 +39,7 @@ OPERATIONS = (
         summary="How many tokens the prompt of a message would have.",
         body=CountBody,
         errors=INFERENCE,
+        problem=AnthropicError,
     ),
 )
 

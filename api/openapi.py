@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from quart import Blueprint, Response
 
-from .operations import ErrorBody, Operation, cause
+from .operations import Operation, cause
 
 OPERATIONS = (
     Operation(method="get", path="/openapi.json", summary="This document."),
@@ -24,22 +24,23 @@ OPERATIONS = (
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """An OpenAPI 3.1 document."""
     kinds = [operation.body for operation in operations if operation.body is not None]
-    (problem, *bodies), schemas = msgspec.json.schema_components(
-        [ErrorBody, *kinds], ref_template="#/components/schemas/{name}"
+    problems = list(dict.fromkeys(operation.problem for operation in operations))
+    made, schemas = msgspec.json.schema_components(
+        [*problems, *kinds], ref_template="#/components/schemas/{name}"
     )
     for kind in kinds:
         _allow_null(schemas[kind.__name__])
-    described = dict(zip(kinds, bodies, strict=True))
+    described = dict(zip([*problems, *kinds], made, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         path = paths.setdefault(operation.path, {})
-        path[operation.method] = _operation(operation, described, problem)
+        path[operation.method] = _operation(operation, described)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "vivavoce",
             "version": importlib.metadata.version("vivavoce"),
-            "description": "Speech as it is made, with OpenAI's API. WebSocket: /v1/audio/speech/stream.",
+            "description": "Speech and chat, after OpenAI and Anthropic. WebSocket: /v1/audio/speech/stream",
         },
         "paths": paths,
         "components": {
@@ -61,13 +62,11 @@ def _allow_null(schema: dict[str, Any]) -> None:
             schema["properties"][name] = {"anyOf": [part, {"type": "null"}], **default}
 
 
-def _operation(
-    operation: Operation, described: dict[type, dict[str, Any]], problem: dict[str, Any]
-) -> dict[str, Any]:
+def _operation(operation: Operation, described: dict[type, dict[str, Any]]) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in operation.answers.items()}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
     for status in operation.errors:
-        told = {"application/json": {"schema": problem}}
+        told = {"application/json": {"schema": described[operation.problem]}}
         responses[str(status)] = {"description": cause(status), "content": told}
     if operation.unready:
         responses["503"] = {"description": operation.unready, "content": content}

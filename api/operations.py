@@ -10,8 +10,10 @@ OBJECT: dict[str, Any] = {"type": "object"}
 _CAUSES = {
     400: "A wrong value, named in `error.param`, or a body that is not JSON.",
     401: "The API key is missing or wrong.",
+    403: "A page from elsewhere may not do this.",
     404: "No such model.",
     408: "The body did not arrive in time.",
+    409: "The name is taken.",
     413: "The body is larger than this server takes.",
     415: "The body is not application/json.",
     429: "The queue is full; `Retry-After` says when to come back.",
@@ -36,6 +38,19 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+class AnthropicDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """The body of every answer of Anthropic's routes that is not a success."""
+
+    error: AnthropicDetail
+    request_id: str
+    type: str = "error"
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     path: str
@@ -48,6 +63,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     answers: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"application/json": OBJECT})
     """Schema by content type of the answer with status 200."""
     errors: tuple[int, ...] = ()
+    problem: type = ErrorBody
+    """Struct of their body."""
     unready: str = ""
     """What 503 means, where it has a body of its own."""
 

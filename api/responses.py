@@ -2,9 +2,10 @@
 
     response.created  response.in_progress
       (response.output_item.added … response.output_item.done)…      one for each item
-    response.completed, .incomplete or .failed
+    response.completed or .failed
 
-An item is reasoning, a message (one text part, told in deltas) or a function call. What is whole is the response
+An answer that was cut is told as completed, with the status `incomplete`: helpers of OpenAI's own packages take
+nothing else for an end. An item is reasoning, a message (one text part, told in deltas) or a function call. What is whole is the response
 in the last event, so both are the same.
 """
 
@@ -271,7 +272,7 @@ class Talk:
             said = messages_of([item for item in self._output if item["type"] != "reasoning"])
             stored = Stored(response, self._items(), [*self._messages, *said])
             self._store.add(response["id"], stored)
-        return f"response.{status}", {"response": response}
+        return "response.completed", {"response": response}
 
     def _failed(self, failure: Failure) -> Event:
         error = openai_shape(failure, self._job.chat.request)["error"]

@@ -53,8 +53,30 @@ class GrammarCompiler:
         return self._tokenizer.decode_bytes([token])
 
 
+def _closed(schema: Any) -> Any:
+    """The schema without room for properties that it does not name, where it says nothing of others.
+
+    A function has no use for more arguments than it names, and a model that may add some does not end.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    closed: Json = dict(schema)
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(key), dict):
+            closed[key] = {name: _closed(part) for name, part in schema[key].items()}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            closed[key] = [_closed(part) for part in schema[key]]
+    if "items" in schema:
+        closed["items"] = _closed(schema["items"])
+    others = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "$ref")
+    if schema.get("properties") and not any(key in schema for key in others):
+        closed["additionalProperties"] = False
+    return closed
+
+
 def _call_schema(function: Json) -> Json:
-    parameters = function.get("parameters") or {"type": "object"}
+    parameters = _closed(function.get("parameters") or {"type": "object"})
     arguments = {key: value for key, value in parameters.items() if key not in ("$defs", "definitions")}
     schema: Json = {
         "type": "object",

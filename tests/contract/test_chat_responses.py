@@ -38,11 +38,12 @@ async def test_streamed_equals_whole(chat_http: Any) -> None:
     item = ["response.output_item.added", "response.content_part.added"]
     item += ["response.output_text.delta"] * deltas
     item += ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
-    assert kinds == ["response.created", "response.in_progress", *item, "response.incomplete"]
+    assert kinds == ["response.created", "response.in_progress", *item, "response.completed"]
     final = events[-1]["response"]
     joined = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     assert joined == final["output"][0]["content"][0]["text"] == whole["output"][0]["content"][0]["text"]
     assert final["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == 5
+    assert final["status"] == "incomplete"
     assert final["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
