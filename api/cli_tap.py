@@ -77,6 +77,8 @@ def _content(event: "Event") -> str:
             return repr(said.text)
         case messages.Codes() as made:
             return f"frame {made.frame}: {' '.join(str(code) for code in codes(made))}"
+        case messages.Seam() as seam:
+            return f"a part of the text ends after {seam.frames} frames"
         case messages.Pcm() as sound:
             return f"frame {sound.frame}, {sound.frames} of them, {len(sound.samples) // 2} samples"
         case messages.Ending() as ending:

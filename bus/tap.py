@@ -11,6 +11,7 @@ read in time. Within one schema number fields are only ever added, at the end.
 | text | api | Speak (opens a request, with its text), Text (more text for it) |
 | text | chat | ChatDelta: what a token, or the end of a choice, added to the answer |
 | codes | code_predictor | Codes: 16 codes of a frame, one frame late, since until then the device works on them |
+| codes | code_predictor | Seam: between the parts of a long text, where chunks of the codec end |
 | pcm | codec_decoder | Pcm: 16-bit mono samples at the model's rate |
 | ending | api | Ending, once for each request, when its client has had everything |
 | ending | others | Ending, behind all else that the stage sent for the request |
@@ -31,7 +32,20 @@ import zmq.asyncio
 
 from . import wire
 from .keys import Keys
-from .messages import ChatCredit, ChatDelta, Close, Codes, Credit, Ending, Feedback, Message, Pcm, Speak, Text
+from .messages import (
+    ChatCredit,
+    ChatDelta,
+    Close,
+    Codes,
+    Credit,
+    Ending,
+    Feedback,
+    Message,
+    Pcm,
+    Seam,
+    Speak,
+    Text,
+)
 
 SCHEMA = 1
 KINDS: dict[str, tuple[str, ...]] = {
@@ -53,7 +67,7 @@ class Timing(Message, frozen=True, kw_only=True):
     """Its first frame, where it has one."""
 
 
-Tapped = Speak | Text | ChatDelta | Codes | Pcm | Ending | Timing
+Tapped = Speak | Text | ChatDelta | Codes | Seam | Pcm | Ending | Timing
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -115,12 +129,12 @@ class Publisher:
                 if (ready := self._held.get(request)) is not None:
                     self._publish(stage, "codes", now, ready)
                 self._held[request] = message
+            case Seam() if stage == "code_predictor":
+                self._settle(message, now)
+                self._publish(stage, "codes", now, message)
             case Ending():
-                last = self._held.pop(request, None) if stage == "code_predictor" else None
-                # The frame that turned out to be the end was made, but is not spoken.
-                good = message.reason in ("stop", "length")
-                if last is not None and good and last.frame < message.frames:
-                    self._publish(stage, "codes", now, last)
+                if stage == "code_predictor":
+                    self._settle(message, now)
                 self._publish(stage, "ending", now, message)
             case Pcm() if stage == "codec_decoder":
                 self._publish(stage, "pcm", now, message)
@@ -137,6 +151,13 @@ class Publisher:
         """Called with the one ending of a request, as its client saw it."""
         if self._wanted:
             self._publish("api", "ending", time.time(), ending)
+
+    def _settle(self, end: Seam | Ending, now: float) -> None:
+        """Publish the frame held back, unless it turned out to be the end: then it was made, but is not spoken."""
+        last = self._held.pop(end.request, None)
+        good = isinstance(end, Seam) or end.reason in ("stop", "length")
+        if last is not None and good and last.frame < end.frames:
+            self._publish("code_predictor", "codes", now, last)
 
     def _publish(self, stage: str, kind: str, now: float, message: Message) -> None:
         topic = f"{stage}.{kind}.{message.request}"

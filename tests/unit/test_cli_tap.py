@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 import zmq
@@ -58,12 +60,12 @@ def address() -> Iterator[str]:
         yield f"ipc://{folder}/tap"
 
 
-def test_wav_holds_one_request_and_silence_for_what_was_lost(
+async def test_wav_holds_one_request_and_silence_for_what_was_lost(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "heard.wav"
     publisher = Publisher(address, 4, SPOKEN)
-    assert cli.main(["tap", address, "--wav", str(file)]) == 0
+    assert await anyio.to_thread.run_sync(cli.main, ["tap", address, "--wav", str(file)]) == 0
     publisher.close()
     with wave.open(str(file)) as opened:
         assert (opened.getnchannels(), opened.getsampwidth(), opened.getframerate()) == (1, 2, 24_000)
@@ -71,12 +73,12 @@ def test_wav_holds_one_request_and_silence_for_what_was_lost(
     assert capsys.readouterr().out == f"{file}: 0.40 s of r, 2 frames lost\n"
 
 
-def test_wav_ends_when_the_decoder_has_died(address: str, tmp_path: Path) -> None:
+async def test_wav_ends_when_the_decoder_has_died(address: str, tmp_path: Path) -> None:
     file = tmp_path / "heard.wav"
     failure = Failure(status=503, code="stage_down", message="gone")
     ending = Ending(request="r", reason="error", failure=failure)
     publisher = Publisher(address, 4, [SPOKEN[0], ("api", "ending", 0, ending)])
-    assert cli.main(["tap", address, "--wav", str(file)]) == 0
+    assert await anyio.to_thread.run_sync(cli.main, ["tap", address, "--wav", str(file)]) == 0
     publisher.close()
     with wave.open(str(file)) as opened:
         assert opened.getnframes() == 1920

@@ -14,19 +14,22 @@ import msgspec
 from vivavoce.bus.channel import Mailbox, Outbox
 from vivavoce.bus.layout import load
 from vivavoce.bus.listener import AsyncTap
-from vivavoce.bus.messages import Codes, Ending, Pcm, Speak, Tensor
+from vivavoce.bus.messages import Codes, Ending, Pcm, Seam, Speak, Tensor
 from vivavoce.bus.wire import kinds
 
 
 class Recording(msgspec.Struct):
     codes: list[bytes]
     """Of each frame, 16 codes as little-endian int32."""
+    seams: list[int]
+    """Frames after which a part of a long text ended."""
     complete: bool
 
 
 async def record(address: str | None = None) -> Recording:
     """The next request that begins, to its end."""
     codes: list[bytes] = []
+    seams: list[int] = []
     request = None
     async with AsyncTap(address, stage="code_predictor", kind=("codes", "ending")) as tap:
         async for event in tap:
@@ -38,8 +41,10 @@ async def record(address: str | None = None) -> Recording:
                 if message.frame != len(codes):
                     raise SystemExit(f"frame {len(codes)} was lost: this program was too slow")
                 codes.append(message.codes.data)
+            elif isinstance(message, Seam) and event.request == request:
+                seams.append(message.frames)
             elif isinstance(message, Ending) and event.request == request:
-                return Recording(codes, message.reason in ("stop", "length"))
+                return Recording(codes, seams, message.reason in ("stop", "length"))
     raise AssertionError
 
 
@@ -62,10 +67,12 @@ async def decode(recording: Recording) -> bytes:
             if isinstance(item, Pcm):
                 parts.append(item.samples)
 
-    mailbox = Mailbox(len(recording.codes) + 2)
+    mailbox = Mailbox(len(recording.codes) + len(recording.seams) + 2)
     with mailbox.sender() as sender:
         await sender.send(Speak(request="r", model="model", text="", seed=0))
         for frame, codes in enumerate(recording.codes):
+            if frame in recording.seams:
+                await sender.send(Seam(request="r", frames=frame))
             await sender.send(Codes(request="r", frame=frame, codes=Tensor("int32", (1, 16), codes)))
         await sender.send(Ending(request="r", reason="stop", frames=len(recording.codes)))
     mailbox.finish()
