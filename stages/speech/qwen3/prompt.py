@@ -13,6 +13,7 @@ Every row is a text row (projected text embedding) plus a codec row (talker embe
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+from unicodedata import category
 
 import mlx.core as mx
 
@@ -172,8 +173,8 @@ def resolve_language(model: "Qwen3TTS", language: str | None, speaker: str | Non
 class TextFeed:
     """Text that arrives while it is spoken: the first token starts the talker, one more goes in per frame.
 
-    A word is cut into tokens once the white space behind it (or the end) is known, so that the way a text was
-    split on its way here does not change its tokens.
+    A word is cut into tokens once what follows it (or the end) is known, so that the way a text was split on its
+    way here does not change its tokens.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class TextFeed:
     def add(self, text: str, *, final: bool) -> None:
         """More text; `final` says that there is no more after it."""
         self._pending += text
-        cut = len(self._pending) if final else max(self._pending.rfind(mark) for mark in (" ", "\n"))
+        cut = len(self._pending) if final else _boundary(self._pending)
         if cut > 0:
             self._ids += self._model.tokenizer.encode(self._pending[:cut])
             self._pending = self._pending[cut:]
@@ -224,3 +225,12 @@ class TextFeed:
         ids, self._ids = self._ids, []
         words = text_rows(self._model, ids) if ids else self._model.rows.pad[:, :0]
         return (mx.concatenate([words, self._model.rows.end], axis=1) if self._final else words), len(ids)
+
+
+def _boundary(text: str) -> int:
+    """Where the last word that something follows ends: no token crosses it, whatever comes after `text`."""
+    for end in range(len(text) - 1, 0, -1):
+        follower = text[end]
+        if text[end - 1].isalnum() and not follower.isalnum() and not category(follower).startswith("M"):
+            return end
+    return 0

@@ -1,0 +1,114 @@
+"""BLAS, set-up and the progress that other threads read."""
+
+import ctypes
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from vivavoce.stages import device
+
+
+def _python(code: str) -> list[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.split()
+
+
+def _openblas() -> bool:
+    try:
+        ctypes.CDLL("libopenblas.so.0")
+    except OSError:
+        return False
+    return sys.platform == "linux"
+
+
+@pytest.mark.skipif(not _openblas(), reason="no OpenBLAS on this machine")
+def test_openblas_is_loaded_before_mlx_and_found_once() -> None:
+    said = _python(
+        "import sys\n"
+        "from vivavoce.stages import device\n"
+        "print('mlx.core' in sys.modules, device.load_blas(), device.load_blas())\n"
+        "print('openblas' in open('/proc/self/maps').read())"
+    )
+    assert said == ["False", "libopenblas.so.0", "libopenblas.so.0", "True"]
+
+
+def test_it_is_too_late_once_mlx_is_imported() -> None:
+    said = _python("import mlx.core\nfrom vivavoce.stages import device\nprint(device.load_blas())")
+    assert said == ["None"]
+
+
+def test_the_model_package_loads_blas_by_itself() -> None:
+    said = _python(
+        "import vivavoce.stages.speech.qwen3.sampling\n"
+        "from vivavoce.stages import device\n"
+        "print(device.load_blas())"
+    )
+    assert said == ["libopenblas.so.0" if _openblas() else "None"]
+
+
+def test_set_up_describes_the_device() -> None:
+    machine = device.setup()
+    assert machine.name in ("cpu", "metal", "cuda")
+    assert machine.description
+    assert machine.memory_bytes > 2**30
+    assert machine.compiles == (machine.name != "cpu")
+
+
+def test_a_slow_set_up_says_how_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.platform != "linux" or not device.on_cpu():
+        pytest.skip("only the Linux CPU backend needs a library")
+    monkeypatch.setattr(device, "load_blas", lambda: None)
+    (hint,) = device.setup().hints
+    assert "OpenBLAS" in hint
+
+
+def test_functions_are_compiled_on_gpus_only() -> None:
+    def function(x: int) -> int:
+        return x
+
+    assert (device.compiled(function) is function) == device.on_cpu()
+
+
+def test_memory_is_counted() -> None:
+    import mlx.core as mx
+
+    held = mx.zeros((1024, 1024))
+    mx.eval(held)
+    found = device.memory()
+    assert found.active_bytes >= held.nbytes
+    assert found.peak_bytes >= found.active_bytes
+
+
+def test_progress_is_read_from_another_thread() -> None:
+    progress = device.Progress()
+    inside, seen = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with progress:
+            inside.set()
+            seen.wait(5)
+
+    before = time.monotonic()
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert inside.wait(5)
+    assert progress.busy_since is not None
+    assert before <= progress.busy_since <= time.monotonic()
+    assert progress.steps == 0
+    first = progress.age_s
+    assert progress.age_s >= first >= 0
+    seen.set()
+    worker.join(5)
+    assert (progress.steps, progress.busy_since, progress.age_s) == (1, None, 0.0)
+    assert progress.last >= before
+
+
+def test_a_failed_step_is_no_longer_busy() -> None:
+    progress = device.Progress()
+    with pytest.raises(RuntimeError), progress:
+        raise RuntimeError
+    assert progress.busy_since is None
