@@ -10,6 +10,7 @@ from quart import Blueprint, Response
 
 from ..bus.errors import RequestError
 from ..bus.formats import FORMATS
+from .cloning import likeness
 from .edge import Edge
 from .errors import openai_shape
 from .exchange import Exchange, current
@@ -75,7 +76,8 @@ def blueprint(edge: Edge) -> Blueprint:
 async def _result(edge: Edge, exchange: Exchange, index: int, given: dict[str, Any]) -> dict[str, Any]:
     try:
         item = convert(given, BatchItem)
-        speak = edge.speak(f"{exchange.id}-{index}", item.input, item, streamed=False)
+        voice = await likeness(item, edge)
+        speak = edge.speak(f"{exchange.id}-{index}", item.input, item, streamed=False, likeness=voice)
         job = SpeechJob(edge, exchange, speak, "batch", received=time.perf_counter())
         try:
             await job.start()

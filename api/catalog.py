@@ -9,6 +9,8 @@ from ..bus.layout import Api
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """They mean the first speech model."""
 
+TASKS = {"CustomVoice": "custom_voice", "Base": "base", "VoiceDesign": "voice_design"}
+
 OPENAI_VOICES = {
     "alloy": "vivian",
     "ash": "ryan",
@@ -56,6 +58,32 @@ class Catalog:
             f"There is no model {name!r} here; served: {served}.", "model", status=404, code="model_not_found"
         )
 
+    def choose(self, name: str | None, task: str | None, *, cloning: bool) -> ModelInfo:
+        """The speech model of a request: the one it names, else the first that can do it, else the first.
+
+        :raises RequestError: there is none of that name (404) or kind, or the model is of another kind (400).
+        """
+        speech = [model for model in self._models() if model.family == "speech"]
+        kind = TASKS[task] if task is not None else "base" if cloning else None
+        able = [model for model in speech if model.kind == kind]
+        if name is None and able:
+            return able[0]
+        model = self.find(name, "speech")
+        if task is not None and model.kind != kind:
+            names = " or ".join(found.name for found in able)
+            advice = f"leave out task_type, or use model {names}" if names else "load such a model"
+            raise RequestError(f"Model {model.name} is not of the kind {task}: {advice}.", "task_type")
+        return model
+
+    def has_preset(self, name: str) -> bool:
+        """Whether some model has a preset of this name, or an alias of one."""
+        wanted = name.strip().lower()
+        return any(
+            wanted in self.aliases(model) or wanted in map(str.lower, model.voices)
+            for model in self._models()
+            if model.family == "speech"
+        )
+
     def aliases(self, model: ModelInfo) -> dict[str, str]:
         """More names for the model's voices, and the voice that each means."""
         voices = {voice.lower(): voice for voice in model.voices}
@@ -77,7 +105,8 @@ class Catalog:
         :raises RequestError: the model has presets, but not this one.
         """
         if not model.voices:
-            return name
+            # OpenAI's client cannot leave a voice out, so its names stand for none here.
+            return None if name is not None and name.strip().lower() in OPENAI_VOICES else name
         if name is None:
             return model.voices[0]
         wanted = name.strip().lower()

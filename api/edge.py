@@ -2,14 +2,17 @@
 
 import logging
 import secrets
+from pathlib import Path
 
 import msgspec
 
 from ..bus.messages import Speak
 from ..bus.running import Running
+from ..configs.voice_store import VoiceStore
 from .admission import Admission
 from .catalog import Catalog
 from .chat_job import ChatJob
+from .cloning import Likeness
 from .errors import BusyError
 from .exchange import Exchanges
 from .job import SpeechJob
@@ -28,6 +31,8 @@ class Edge:
         self.settings = running.layout.api
         self.client = running.client
         self.catalog = Catalog(lambda: running.models, self.settings)
+        folder = self.settings.voices_folder
+        self.voices = VoiceStore(Path(folder).expanduser() if folder else None)
         self.exchanges = Exchanges()
         self.admission = Admission(self.settings.max_concurrent, self.settings.max_queued)
         chat = self.layout.chat
@@ -35,15 +40,23 @@ class Edge:
         self.metrics = Metrics(running, self.admission, self.chat_admission)
 
     def speak(
-        self, request: str, text: str, how: Speaking, *, streamed: bool, more_text: bool = False
+        self,
+        request: str,
+        text: str,
+        how: Speaking,
+        *,
+        streamed: bool,
+        more_text: bool = False,
+        likeness: Likeness | None = None,
     ) -> Speak:
         """The pipeline's request for a client's wishes, by the id `request`.
 
         :param more_text: the text is only a beginning.
+        :param likeness: the voice to imitate, from `cloning.likeness`.
 
         :raises RequestError: an unknown model or voice, an empty or too long text.
         """
-        model = self.catalog.find(how.model, "speech")
+        model = self.catalog.choose(how.model, how.task_type, cloning=likeness is not None)
         voice = how.voice.id if isinstance(how.voice, VoiceId) else how.voice
         # Who asks for `tts-1` cannot know what model that is here: it may send what OpenAI's takes.
         ignored = how.model != model.name and model.kind == "custom_voice" and not model.instructions
@@ -52,7 +65,12 @@ class Edge:
             model=model.name,
             text=text if more_text else check_text(text, self.settings.max_text_letters),
             more_text=more_text,
-            voice=self.catalog.voice(model, voice),
+            voice=None if likeness is not None and likeness.stored else self.catalog.voice(model, voice),
+            reference=likeness.pcm if likeness is not None else None,
+            reference_text=likeness.text if likeness is not None else None,
+            x_vector=likeness.x_vector if likeness is not None else None,
+            full_text=how.non_streaming_mode,
+            clean=how.clean_text,
             language=how.language,
             instructions=None if ignored else how.instructions,
             # Short enough for a JavaScript number, so that it survives the way back.

@@ -21,7 +21,7 @@ _CAUSES = {
     503: "A pipeline is down, or the server is shutting down.",
     504: "No audio came in time.",
 }
-INFERENCE = tuple(_CAUSES)
+INFERENCE = tuple(status for status in _CAUSES if status not in (403, 409))
 """Statuses of the errors that a route which works can answer with."""
 
 

@@ -28,6 +28,20 @@ class Speaking(msgspec.Struct, kw_only=True):
     model: str | None = None
     voice: str | VoiceId | None = None
     instructions: Annotated[str, Meta(max_length=4096)] | None = None
+    """How to speak; for a VoiceDesign model the description of the voice."""
+    task_type: Literal["CustomVoice", "Base", "VoiceDesign"] | None = None
+    """What kind of model is meant; without `model` it chooses one."""
+    ref_audio: Annotated[str, Meta(min_length=1)] | None = None
+    """A voice to imitate: a recording of 0.5 to 30 s as data URI or base64."""
+    ref_text: Annotated[str, Meta(max_length=4096)] | None = None
+    """What is said in it; without, the voice is imitated by its x-vector alone."""
+    x_vector_only_mode: bool | None = None
+    speaker_embedding: Annotated[list[float], Meta(min_length=1, max_length=8192)] | None = None
+    """An x-vector, in place of a recording."""
+    non_streaming_mode: bool | None = None
+    """Whether the whole text is read before the first frame; by default as in the official code."""
+    clean_text: bool | None = None
+    """Whether Markdown, tags, addresses and emoji are taken out of the text."""
     language: Annotated[str, Meta(max_length=64)] | None = None
     response_format: Format | None = None
     sample_rate: Rate | None = None
@@ -41,6 +55,19 @@ class Speaking(msgspec.Struct, kw_only=True):
     """Most frames of 80 ms."""
     max_tokens: Annotated[int, Meta(ge=2, le=1_000_000)] | None = None
     """Another name for `max_new_tokens`."""
+
+
+class VoiceBody(msgspec.Struct, kw_only=True):
+    """Body of `POST /v1/audio/voices`."""
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+    ref_audio: Annotated[str, Meta(min_length=1)] | None = None
+    """A recording of 0.5 to 30 s as data URI or base64."""
+    ref_text: Annotated[str, Meta(max_length=4096)] | None = None
+    """What is said in it."""
+    consent: Annotated[str, Meta(max_length=4096)] | None = None
+    """Who allowed the use of the voice, in your words."""
+    description: Annotated[str, Meta(max_length=4096)] | None = None
 
 
 class SpeechBody(Speaking, kw_only=True):

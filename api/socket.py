@@ -17,6 +17,7 @@ from quart import Blueprint, websocket
 
 from ..bus.errors import RequestError
 from ..bus.messages import Failure
+from .cloning import Likeness, likeness
 from .edge import Edge
 from .errors import openai_shape
 from .exchange import Exchange, current
@@ -64,6 +65,7 @@ class Session:
         self._edge = edge
         self._exchange = exchange
         self._config = SessionConfig()
+        self._likeness: Likeness | None = None
         self._utterances: list[Utterance] = []
         self._filling: Utterance | None = None
         """The utterance that takes text now."""
@@ -121,10 +123,11 @@ class Session:
         match message:
             case {"type": "session.config"}:
                 config = convert(message, SessionConfig)
+                voice = await likeness(config, self._edge)
                 self._edge.speak(
-                    self._exchange.id, "", config, streamed=True, more_text=True
+                    self._exchange.id, "", config, streamed=True, more_text=True, likeness=voice
                 )  # or refused now
-                self._config = config
+                self._config, self._likeness = config, voice
             case {"type": "input.text", "text": str(text)}:
                 await self._text(text, tasks)
             case {"type": "input.done"}:
@@ -171,6 +174,7 @@ class Session:
             utterance.config,
             streamed=utterance.config.stream_audio,
             more_text=True,
+            likeness=self._likeness,
         )
         return SpeechJob(self._edge, self._exchange, speak, "socket", received=utterance.begun)
 

@@ -10,6 +10,7 @@ from quart import Blueprint, Response
 from ..bus.errors import RequestError
 from ..bus.formats import FORMATS
 from . import sse
+from .cloning import likeness
 from .edge import Edge
 from .errors import BrokenOffError, openai_shape
 from .exchange import current
@@ -40,7 +41,8 @@ def blueprint(edge: Edge) -> Blueprint:
         body = await read(SpeechBody)
         events = body.stream_format == "sse"
         whole = body.stream is False and not events
-        speak = edge.speak(current().id, body.input, body, streamed=not whole)
+        voice = await likeness(body, edge)
+        speak = edge.speak(current().id, body.input, body, streamed=not whole, likeness=voice)
         job = SpeechJob(edge, current(), speak, "speech")
         if events:
             # The status is that of the first audio or of the refusal, unless either is long in coming.

@@ -1,13 +1,21 @@
-"""The voices that can be asked for."""
+"""The voices that can be asked for: presets, other names for them, and stored ones, which come and go here."""
 
+from functools import partial
 from typing import Any
 
+import anyio.to_thread
+import msgspec
 from quart import Blueprint, request
 
 from ..bus.control import ModelInfo
+from ..bus.errors import RequestError
+from ..configs.voice_store import StoredVoice, check_name
+from . import references
+from .auth import check_origin
 from .catalog import Catalog
 from .edge import Edge
 from .operations import OBJECT, Operation
+from .schema import VoiceBody, convert, read_json
 
 OPERATIONS = (
     Operation(
@@ -16,6 +24,19 @@ OPERATIONS = (
         summary="The voices that can be asked for.",
         query={"legacy": "`true` for plain names.", "model": "Only those of this model."},
         errors=(404,),
+    ),
+    Operation(
+        method="post",
+        path="/v1/audio/voices",
+        summary="Store a voice to imitate; also as multipart/form-data with the recording in `audio_sample`.",
+        body=VoiceBody,
+        errors=(400, 401, 403, 408, 409, 413, 415, 500),
+    ),
+    Operation(
+        method="delete",
+        path="/v1/audio/voices/{name}",
+        summary="Forget a stored voice.",
+        errors=(401, 404),
     ),
     Operation(
         method="get",
@@ -34,10 +55,28 @@ def blueprint(edge: Edge) -> Blueprint:
     @routes.get("/v1/audio/voices")
     async def voices() -> dict[str, Any]:
         """Objects, or plain names with `?legacy=true`; those of one model with `?model=`."""
-        listed = list_voices(edge.catalog, request.args.get("model"))
+        wanted = request.args.get("model")
+        listed = list_voices(edge.catalog, wanted) + await stored_voices(edge, wanted)
         if request.args.get("legacy", "").lower() in ("1", "true", "yes"):
             return {"voices": [voice["id"] for voice in listed]}
-        return {"voices": listed}
+        refused = await anyio.to_thread.run_sync(edge.voices.refused)
+        return {"voices": listed, **({"refused": refused} if refused else {})}
+
+    @routes.post("/v1/audio/voices")
+    async def add() -> dict[str, Any]:
+        form = request.mimetype.lower() == "multipart/form-data"
+        if form:  # which browsers let any page send
+            check_origin(request.headers.get("Origin"), request.host, edge.settings)
+        body, data = await _form() if form else (convert(await read_json(), VoiceBody), None)
+        return described(edge, await store(edge, body, data))
+
+    @routes.delete("/v1/audio/voices/<path:name>")
+    async def remove(name: str) -> dict[str, Any]:
+        if not await anyio.to_thread.run_sync(edge.voices.remove, name):
+            raise RequestError(
+                "There is no stored voice of this name.", "name", status=404, code="voice_not_found"
+            )
+        return {"id": name, "object": "voice", "deleted": True}
 
     @routes.get("/v1/audio/speech/voices")
     async def by_model() -> list[dict[str, Any]]:
@@ -57,7 +96,7 @@ def blueprint(edge: Edge) -> Blueprint:
             for voice in voices_of(edge.catalog, model)
         ]
 
-    _ = voices, by_model
+    _ = voices, by_model, add, remove
     return routes
 
 
@@ -86,3 +125,82 @@ def list_voices(catalog: Catalog, model: str | None) -> list[dict[str, Any]]:
         for voice in voices_of(catalog, info):
             listed.setdefault(voice["id"], {**voice, "models": []})["models"].append(info.name)
     return list(listed.values())
+
+
+async def stored_voices(edge: Edge, model: str | None = None) -> list[dict[str, Any]]:
+    """The stored voices, where there is a model that can imitate them."""
+    able = _imitators(edge.catalog)
+    if model is not None:
+        able = [edge.catalog.find(model, "speech").name] if edge.catalog.find(model).name in able else []
+    if not able:
+        return []
+    return [
+        {**described(edge, voice), "models": able}
+        for voice in await anyio.to_thread.run_sync(edge.voices.all)
+    ]
+
+
+def described(edge: Edge, voice: StoredVoice) -> dict[str, Any]:
+    """A stored voice, without its sound."""
+    return {
+        "id": voice.name,
+        "name": voice.name,
+        "type": "stored",
+        "models": _imitators(edge.catalog),
+        "seconds": round(voice.seconds, 3),
+        "ref_text": voice.text,
+        "consent": voice.consent,
+        "description": voice.description,
+        "created": voice.created,
+    }
+
+
+async def store(edge: Edge, body: VoiceBody, data: bytes | None) -> StoredVoice:
+    """Keep a voice; `data` is its recording where that is not in the body.
+
+    :raises RequestError: a bad or taken name, no usable recording, or no model that could imitate it.
+    """
+    check_name(body.name)
+    if not _imitators(edge.catalog):
+        raise RequestError(
+            "No loaded model can imitate a voice: load a Base checkpoint, then store it.", "model"
+        )
+    if edge.catalog.has_preset(body.name):
+        raise RequestError(
+            f"{body.name!r} is a preset voice: choose another name.", "name", status=409, code="voice_exists"
+        )
+    if data is not None:
+        pcm = await anyio.to_thread.run_sync(references.decode, data, "audio_sample")
+    elif body.ref_audio is not None:
+        settings = edge.settings
+        pcm = await references.take(
+            body.ref_audio, urls=settings.reference_urls, most_bytes=settings.max_body_bytes
+        )
+    else:
+        raise RequestError(
+            "The recording is missing: send it as `audio_sample` in multipart/form-data, or as `ref_audio`.",
+            "audio_sample",
+            code="missing_required_parameter",
+        )
+    add = partial(
+        edge.voices.add,
+        body.name,
+        pcm,
+        text=(body.ref_text or "").strip() or None,
+        consent=body.consent,
+        description=body.description,
+    )
+    return await anyio.to_thread.run_sync(add)
+
+
+async def _form() -> tuple[VoiceBody, bytes | None]:
+    """The fields and the file of a multipart body. What the client calls the file is of no interest."""
+    fields, files = await request.form, await request.files
+    known = {field.encode_name for field in msgspec.structs.fields(VoiceBody)}
+    body = convert({name: value for name, value in fields.items() if name in known}, VoiceBody)
+    sample = files.get("audio_sample") or files.get("file")
+    return body, None if sample is None else sample.read()
+
+
+def _imitators(catalog: Catalog) -> list[str]:
+    return [model.name for model in speech_models(catalog) if model.kind == "base"]
