@@ -94,6 +94,20 @@ class Wiring:
         """To be told the one ending of each request, for taps."""
 
     async def __aenter__(self) -> "Wiring":
+        try:
+            self._make_channels()
+        except BaseException:
+            self._stack.close()
+            raise
+        self._tasks: TaskGroup = await anyio.create_task_group().__aenter__()
+        try:
+            self._start()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def _make_channels(self) -> None:
         station, links = self._station, self._station.layout.links()
         for stage in station.stages:
             mailbox = Mailbox(sum(link.capacity for link in links if link.target == stage))
@@ -110,14 +124,16 @@ class Wiring:
                 self._stack.callback(sender.close)
                 self._outgoing[link.source, link.target] = sender
             self._senders[link.source].append((sender, kinds(LINKS[link.source, link.target])))
-        self._tasks: TaskGroup = await anyio.create_task_group().__aenter__()
+
+    def _start(self) -> None:
+        """Take what other loops send, and let taps hear what is sent here."""
+        station = self._station
         for link in self._links_in():
             self._listen(link)
         if station.taps is not None and self._watch is None:
             publisher = Publisher(station.context, station.taps, station.layout.taps.backlog, station.tally)
             self._watch, self.ended = publisher.watch, publisher.ended
             self._tasks.start_soon(publisher.listen)
-        return self
 
     async def __aexit__(self, *error: Any) -> bool | None:
         self._tasks.cancel_scope.cancel()

@@ -20,6 +20,7 @@ from anyio.abc import Process
 from . import wire
 from .child import Task
 from .control import Beat, Failed, FromProcess, Loading, Ready, Relink, Stop
+from .errors import StartError
 from .keys import Keys
 from .layout import Layout, Supervision
 
@@ -110,7 +111,8 @@ class Supervisor:
             hopeless = not self.ready.is_set() or in_a_row > self._settings.max_restarts
             self.epoch += 1
             self.state = "failed" if hopeless else "restarting"
-            self._pause_s = min(self._settings.backoff_s * 2 ** (in_a_row - 1), self._settings.backoff_max_s)
+            doubled = self._settings.backoff_s * 2.0 ** min(in_a_row - 1, 30)
+            self._pause_s = min(doubled, self._settings.backoff_max_s)
             self._died(self, self.why)
             self._changed()
             if hopeless:
@@ -128,7 +130,10 @@ class Supervisor:
         path = self._folder / f"{number}-{self.epoch}"
         address = process.control or f"ipc://{path}"
         with ExitStack() as stack:
-            control = wire.control_socket(self._context, address, bind=True, keys=self._keys)
+            try:
+                control = wire.control_socket(self._context, address, bind=True, keys=self._keys)
+            except StartError as error:
+                return str(error)
             stack.callback(path.unlink, missing_ok=True)
             stack.callback(control.close)
             task = Task(

@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from .channel import Sender
+from .errors import StartError
 from .keys import Keys
 from .messages import SCHEMA, Message, Tensor
 
@@ -53,7 +54,7 @@ class Decoder:
 def control_socket(
     context: zmq.Context[Any], address: str, *, bind: bool, keys: Keys | None = None
 ) -> zmq.asyncio.Socket:
-    """A DEALER between a supervisor and its process."""
+    """A DEALER between a supervisor and its process. Raises StartError for an address that cannot be had."""
     made = zmq.asyncio.Context.shadow(context).socket(zmq.DEALER)
     _prepare(made, address, keys, bind=bind)
     return made
@@ -64,7 +65,11 @@ def _prepare(made: zmq.Socket[Any], address: str, keys: Keys | None, *, bind: bo
     made.sndhwm = made.rcvhwm = 0
     if keys is not None and address.startswith("tcp:"):
         (keys.serve if bind else keys.connect)(made)
-    (made.bind if bind else made.connect)(address)
+    try:
+        (made.bind if bind else made.connect)(address)
+    except zmq.ZMQError as error:
+        made.close()
+        raise StartError(f"the address {address} cannot be had: {error.strerror}") from None
 
 
 def tag(source_epoch: int, target_epoch: int) -> bytes:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from vivavoce.bus import keys
 from vivavoce.bus.channel import Mailbox
-from vivavoce.bus.errors import LayoutError
+from vivavoce.bus.errors import LayoutError, StartError
 from vivavoce.bus.layout import parse
 from vivavoce.bus.listener import AsyncTap
 from vivavoce.bus.messages import LINKS, Credit, Speak
@@ -80,6 +80,20 @@ async def test_same_audio_over_tcp_and_after_a_restart(start: Start, keys_file: 
         assert len(await _speak(running, "crash_mid_stream@4")) <= 4 * 128
         await running.wait_served()
         assert await _speak(running) == expected
+
+
+async def test_an_address_that_is_taken_is_said(start: Start, keys_file: Path) -> None:
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    ports = [taken.getsockname()[1], *free_ports(2)]
+    text = NETWORK.format(here="127.0.0.1", there="127.0.0.1", ports=ports, process="")
+    with (
+        taken,
+        pytest.raises(StartError, match=f"codec could not start: .*{ports[0]} cannot be had: Address"),
+    ):
+        async with start(f'name = "net"\nkeys = "{keys_file}"\n{text}'):
+            pass
 
 
 async def test_a_process_of_another_machine(start: Start, keys_file: Path) -> None:
