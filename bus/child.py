@@ -1,7 +1,7 @@
 """A stage process: `python -m vivavoce.bus.child`, started and watched by the supervisor.
 
 Its standard input carries one line (what to be) and then nothing: its end means that the parent is gone. It exits
-with 0 when it is told to, 1 when it could not start or failed, and 3 when its parent is gone.
+with 0 when it is told to, 1 when it fails, 3 when its parent is gone, and 4 when it cannot start and has said why.
 """
 
 import faulthandler
@@ -31,7 +31,8 @@ from .loop import Station
 from .run_folder import tidy
 
 PARENT_GONE = 3
-"""Exit code."""
+SAID_WHY = 4
+"""Exit codes."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -87,7 +88,7 @@ async def _live(task: Task, folder: Path) -> int:
         if not isinstance(cause, VivavoceError):
             raise
         await control.send(wire.encode(Failed(str(cause))))
-        return 1
+        return SAID_WHY
     finally:
         control.close(linger=1000)  # the last words
         context.term()

@@ -18,7 +18,7 @@ import zmq.asyncio
 from anyio.abc import Process
 
 from . import wire
-from .child import Task
+from .child import SAID_WHY, Task
 from .control import Beat, Failed, FromProcess, Loading, Ready, Relink, Stop
 from .errors import StartError
 from .keys import Keys
@@ -26,8 +26,8 @@ from .layout import Layout, Supervision
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_MS = 50
-"""For what a process said right before it ended to come through."""
+LAST_WORDS_MS = 3000
+"""For what a process said right before it ended to come through, if it has said why."""
 FAREWELL_S = 1.0
 """For a process to end by itself once its standard input is closed."""
 
@@ -179,7 +179,9 @@ class Supervisor:
             await process.wait()
             tasks.cancel_scope.cancel()
         with suppress(msgspec.DecodeError):
-            while await control.poll(LAST_WORDS_MS):
+            while not self._why and await control.poll(
+                LAST_WORDS_MS if process.returncode == SAID_WHY else 0
+            ):
                 self._take(wire.Decoder(FromProcess)((await control.recv_multipart())[0]))
         return self._why or f"it exited with {_describe(process.returncode or 0)}"
 
