@@ -3,13 +3,20 @@
 import argparse
 from typing import Any
 
+from . import cli_voice
+
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    voices = commands.add_parser("voices", parents=[common], help="list the voices and languages of a model")
-    voices.add_argument(
-        "--model", default="embedded", help="`embedded`, a folder or a hub id on this machine"
+    voices = commands.add_parser(
+        "voices", parents=[common], help="list a model's voices and languages; store and remove voices"
     )
+    of_model = "`embedded`, a folder or a hub id on this machine"
+    voices.add_argument("--model", default="embedded", help=of_model)
     voices.set_defaults(run=run_voices)
+    actions = voices.add_subparsers(title="actions", metavar="ACTION")
+    listing = actions.add_parser("list", help="list voices and languages")
+    listing.add_argument("--model", default=argparse.SUPPRESS, help=of_model)
+    cli_voice.add(actions)
     download = commands.add_parser("download", parents=[common], help="fetch a model from the hub")
     download.add_argument("model", metavar="MODEL", help="a hub id, owner/name")
     download.set_defaults(run=run_download)
@@ -29,6 +36,7 @@ def run_voices(args: argparse.Namespace) -> int:
     if not talker.spk_id:
         print("  no preset voices")
     print(f"languages: {', '.join(['auto', *sorted(talker.codec_language_id)])}")
+    cli_voice.show(config.tts_model_type)
     return 0
 
 

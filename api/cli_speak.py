@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..bus.layout import Layout
     from ..bus.messages import Ending, Speak
     from .cli_sinks import Sink
+    from .cloning import Likeness
 
 ENDINGS = {".ogg": "opus", ".raw": "pcm"}
 """Formats of the files whose ending is not the format's own name."""
@@ -33,8 +34,20 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     where.add_argument("-o", "--output", metavar="FILE", help="default: speech.wav; - is standard output")
     where.add_argument("--play", action="store_true", help="play it while it is made (extra `play`)")
     parser.add_argument("--model", help="`embedded`, a folder or a hub id (default: the layout's first)")
-    parser.add_argument("--voice", help="a preset voice (default: the model's first; see `vivavoce voices`)")
-    parser.add_argument("--instructions", help="how to speak, for models that take instructions")
+    parser.add_argument(
+        "--voice", help="a preset or stored voice (default: the model's first; see `vivavoce voices`)"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--instructions", help="how to speak, for models that take instructions")
+    how.add_argument("--describe", metavar="VOICE", help="the voice in words, for VoiceDesign models")
+    parser.add_argument("--ref-audio", metavar="FILE", help="a recording of the voice to imitate")
+    parser.add_argument("--ref-text", metavar="TEXT", help="what is said in it")
+    parser.add_argument("--x-vector", action="store_true", help="imitate by the x-vector alone")
+    parser.add_argument(
+        "--save-voice",
+        metavar="NAME",
+        help="store the recording's voice, or the one that is heard, by this name",
+    )
     parser.add_argument("--language", help="name or code (default: the model finds out)")
     parser.add_argument("--seed", type=int, help="the same seed gives the same audio (default: a random one)")
     parser.add_argument("--format", type=_format, help="default: what the file's ending says, else wav")
@@ -123,17 +136,22 @@ def _sink(args: argparse.Namespace, target: str) -> "Sink":
 
 async def _speak(args: argparse.Namespace, text: str, layout: "Layout", kind: str) -> None:
     from ..bus.running import Running
+    from . import cli_voice
 
     target = args.output or ("-" if args.stream else f"speech.{kind}")
     line = Line()
     try:
         # The sink first: a target that cannot be written is known before any weight is read.
         with _sink(args, target) as sink:
+            voice = await cli_voice.chosen(args, layout)
+            heard = bytearray() if args.save_voice else None
             async with Running(layout, line.notice) as running:
-                model = _model(running.models)
-                speak = _request(args, text, layout, kind, model)
+                model = _model(running.models, layout, args, cloning=voice is not None)
+                speak = _request(args, text, layout, kind, model, voice)
                 line.show("speaking …")
-                report = await _take(running.client.speak(speak), sink, model.sample_rate, line)
+                report = await _take(running.client.speak(speak), sink, model.sample_rate, line, heard)
+        if heard is not None:
+            cli_voice.save(args.save_voice, layout, voice, bytes(heard), kind, text, report.ending.reason)
     finally:
         line.clear()
     shown = "" if args.play or target == "-" else f"{target}: "
@@ -145,16 +163,26 @@ async def _speak(args: argparse.Namespace, text: str, layout: "Layout", kind: st
     )
 
 
-def _model(models: "tuple[ModelInfo, ...]") -> "ModelInfo":
+def _model(
+    models: "tuple[ModelInfo, ...]", layout: "Layout", args: argparse.Namespace, *, cloning: bool
+) -> "ModelInfo":
     from ..bus.errors import VivavoceError
+    from .catalog import Catalog
 
-    for model in models:
-        if model.family == "speech":
-            return model
-    raise VivavoceError("this layout has no speech model: try --layout speech")
+    if not any(model.family == "speech" for model in models):
+        raise VivavoceError("this layout has no speech model: try --layout speech")
+    task = "VoiceDesign" if args.describe and any(model.kind == "voice_design" for model in models) else None
+    return Catalog(lambda: models, layout.api).choose(None, task, cloning=cloning)
 
 
-def _request(args: argparse.Namespace, text: str, layout: "Layout", kind: str, model: "ModelInfo") -> "Speak":
+def _request(
+    args: argparse.Namespace,
+    text: str,
+    layout: "Layout",
+    kind: str,
+    model: "ModelInfo",
+    voice: "Likeness | None",
+) -> "Speak":
     from ..bus.messages import Speak
     from .catalog import Catalog
 
@@ -162,9 +190,11 @@ def _request(args: argparse.Namespace, text: str, layout: "Layout", kind: str, m
         request="speak",
         model=model.name,
         text=text,
-        voice=Catalog(lambda: [model], layout.api).voice(model, args.voice),
+        voice=None if voice else Catalog(lambda: [model], layout.api).voice(model, args.voice),
+        reference=voice.pcm if voice else None,
+        reference_text=voice.text if voice else None,
         language=args.language,
-        instructions=args.instructions,
+        instructions=args.describe or args.instructions,
         seed=secrets.randbits(32) if args.seed is None else args.seed,
         format=kind,
         container_streamed=bool(args.stream or args.output == "-"),
@@ -184,8 +214,10 @@ class Report:
     """Seconds until the ending, less those in which the pipeline waited for the reader, a second of audio."""
 
 
-async def _take(request: "SpeechRequest", sink: "Sink", rate: int, line: Line) -> Report:
-    """Run one request into the sink. Raises RequestError or VivavoceError when it ends with an error."""
+async def _take(
+    request: "SpeechRequest", sink: "Sink", rate: int, line: Line, heard: bytearray | None = None
+) -> Report:
+    """Run one request into the sink, and into `heard`. Raises VivavoceError when it ends with an error."""
     from ..bus.errors import VivavoceError
 
     samples, frames, first = 0, 0, 0.0
@@ -197,6 +229,8 @@ async def _take(request: "SpeechRequest", sink: "Sink", rate: int, line: Line) -
             line.show(f"speaking: {frames} frames, {samples / rate:.1f} s")
             if audio.data:
                 await sink.write(audio.data)
+                if heard is not None:
+                    heard += audio.data
         ending, worked = request.ending, request.arrived - start - request.parked_s
     if ending is None or ending.reason not in ("stop", "length"):
         raise VivavoceError(

@@ -77,7 +77,17 @@ def decode(data: bytes, param: str = "ref_audio") -> bytes:
         raise RequestError(
             f"`{param}` is no audio that can be read: send WAV, MP3, M4A, FLAC, Ogg or WebM.", param
         ) from None
+    return usable(mono, param)
+
+
+def usable(mono: Samples, param: str = "ref_audio") -> bytes:
+    """16-bit PCM of samples within ±1 at 24 kHz.
+
+    :raises RequestError: too short, too long, or nothing to hear.
+    """
     seconds = len(mono) / RATE
+    if seconds > LONGEST_S + 0.1:
+        raise RequestError(f"`{param}` lasts {seconds:.1f} s: send a recording of {_limits()}.", param)
     if seconds < SHORTEST_S:
         raise RequestError(f"`{param}` lasts {seconds:.2f} s: send a recording of {_limits()}.", param)
     if _loudest(mono) < SILENCE:

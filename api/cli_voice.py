@@ -1,0 +1,112 @@
+"""Voices to imitate on the command line: recordings in files, and the user's stored voices."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..bus.layout import Layout
+    from ..configs.voice_store import VoiceStore
+    from .cloning import Likeness
+
+
+def add(actions: Any) -> None:
+    """`vivavoce voices add` and `remove`."""
+    adding = actions.add_parser("add", help="store a voice, for Base models to imitate")
+    adding.add_argument("name", metavar="NAME")
+    adding.add_argument("file", metavar="FILE", help="a recording of 0.5 to 30 s")
+    adding.add_argument("--text", help="what is said in it")
+    adding.add_argument("--consent", help="who allowed the use of the voice")
+    adding.add_argument("--description")
+    adding.set_defaults(run=run_add)
+    removing = actions.add_parser("remove", help="forget a stored voice")
+    removing.add_argument("name", metavar="NAME")
+    removing.set_defaults(run=run_remove)
+
+
+def run_add(args: argparse.Namespace) -> int:
+    voice = _store().add(
+        args.name, recording(args.file), text=args.text, consent=args.consent, description=args.description
+    )
+    print(f"{voice.name}: {voice.seconds:.1f} s, {'with' if voice.text else 'without'} transcript")
+    return 0
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    from ..bus.errors import VivavoceError
+
+    if not _store().remove(args.name):
+        raise VivavoceError(f"there is no stored voice {args.name!r}: see `vivavoce voices`")
+    return 0
+
+
+def show(kind: str) -> None:
+    """List the stored voices."""
+    store = _store()
+    voices = store.all()
+    if voices:
+        print("stored voices:" if kind == "base" else "stored voices (this model cannot imitate them):")
+    for voice in voices:
+        print(f"  {voice.name} ({voice.seconds:.1f} s, {'with' if voice.text else 'without'} transcript)")
+    for name in store.refused():
+        print(f"  {store.folder / name} is damaged: remove it and add the voice again")
+
+
+async def chosen(args: argparse.Namespace, layout: "Layout") -> "Likeness | None":
+    """The voice that `--ref-audio` or a stored voice's name asks to imitate."""
+    from ..bus.errors import VivavoceError
+    from .cloning import Likeness
+
+    if args.ref_audio is None:
+        if args.ref_text is not None:
+            raise VivavoceError("--ref-text says what is in --ref-audio, which is missing")
+        stored = _store(layout).find(args.voice) if args.voice else None
+        if stored is None:
+            return None
+        return Likeness(stored.pcm, None if args.x_vector else stored.text, stored=stored.name)
+    if args.voice is not None:
+        raise VivavoceError("--voice and --ref-audio are two voices: give one of them")
+    return Likeness(recording(args.ref_audio), None if args.x_vector else args.ref_text)
+
+
+def recording(file: str) -> bytes:
+    """PCM of an audio file. Raises VivavoceError where it cannot be read or used."""
+    from ..bus.errors import VivavoceError
+    from . import references
+
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise VivavoceError(f"{file}: {error.strerror}") from None
+    return references.decode(data, file)
+
+
+def save(
+    name: str, layout: "Layout", voice: "Likeness | None", heard: bytes, kind: str, text: str, reason: str
+) -> None:
+    """Store the voice that was imitated; else the one that was heard, with the text that it spoke."""
+    import numpy as np
+
+    from ..bus.errors import VivavoceError
+    from . import references
+
+    store = _store(layout)
+    if voice is not None and voice.pcm is not None:
+        store.add(name, voice.pcm, text=voice.text)
+        return
+    if reason != "stop":
+        raise VivavoceError(
+            f"the voice is not stored as {name!r}: its speech was cut, so it does not fit the text"
+        )
+    if kind == "pcm":
+        pcm = references.usable(np.frombuffer(heard, "<i2").astype(np.float32) * np.float32(2**-15), name)
+    else:
+        pcm = references.decode(heard, name)
+    store.add(name, pcm, text=text, description="made by vivavoce")
+
+
+def _store(layout: "Layout | None" = None) -> "VoiceStore":
+    from ..configs.voice_store import VoiceStore
+
+    folder = layout.api.voices_folder if layout is not None else None
+    return VoiceStore(Path(folder).expanduser() if folder else None)
