@@ -13,16 +13,18 @@ The cleaning rule, in this order:
 import re
 import unicodedata
 
-_FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n.*?(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^[ \t]*(```|~~~)[^\n]*\n.*?(?:^[ \t]*\1[`~]*[ \t]*(?:\n|\Z)|\Z)", re.MULTILINE | re.DOTALL
+)
 _CODE = re.compile(r"(?<!`)(`{1,2})(?!`)([^`\n]+)\1(?!`)")
 _BREAKING = re.compile(r"</?(?:br|p|div|li|ul|ol|h[1-6]|tr|td|table)\b[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>|<!--.*?-->", re.DOTALL)
 _LINK = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+[\"'][^\"'\n]*[\"'])?\)")
 _ADDRESS = re.compile(r"<?\b(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]}\"'」』》）。，！？、]>?")
 _HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$", re.MULTILINE)
-_RULE = re.compile(
-    r"^[ \t]*(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,}|[|:\- \t]*\|[|:\- \t]*)$", re.MULTILINE
-)
+_RULE = re.compile(r"^[ \t]*(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$", re.MULTILINE)
+_TABLE = re.compile(r"^[ \t]*\|?(?:[ \t]*:?-+:?[ \t]*\|)+[ \t:-]*(?:\n|\Z)", re.MULTILINE)
+_ROW = re.compile(r"^[ \t]*\|([^\n]+)\|[ \t]*$", re.MULTILINE)
 _BULLET = re.compile(r"^[ \t]*(?:[-*+•][ \t]+(?:\[[ xX]\][ \t]+)?|(?:>[ \t]?)+)", re.MULTILINE)
 _STRONG = re.compile(
     r"(\*{1,3}|~~|(?<!\w)_{1,3})(?=\S)([^*~\n]+?)(?<=\S)\1(?!\w)|(\*{1,3})(?=\S)([^*\n]+?)(?<=\S)\3"
@@ -43,7 +45,7 @@ def clean(text: str) -> str:
         made = _TAG.sub("", _BREAKING.sub(" ", made))
         made = _LINK.sub(r"\1", made)
         made = _ADDRESS.sub("", made)
-        made = _RULE.sub("", made)
+        made = _ROW.sub(lambda found: _cells(found[1]), _RULE.sub("", _TABLE.sub("", made)))
     made = _BULLET.sub("", _HEADING.sub(lambda found: _sentence(found[1]), made))
     for _ in range(3):
         made = _STRONG.sub(lambda found: found[2] or found[4], made)
@@ -51,7 +53,7 @@ def clean(text: str) -> str:
         made = "".join(letter for letter in made if not _is_emoji(letter))
     if made == text:
         return text
-    made = _BARE.sub(r"\1", re.sub(r"[ \t]+", " ", made.replace(" | ", ", ")))
+    made = _BARE.sub(r"\1", re.sub(r"[ \t]+", " ", made))
     return re.sub(r" ?\n ?", "\n", re.sub(r"\n{3,}", "\n\n", made)).strip()
 
 
@@ -63,15 +65,13 @@ def split(text: str, most: int) -> list[str]:
     """
     if len(text) <= most:
         return [text]
-    parts, count = list[str](), -(-len(text) // most)
-    while text:
-        if len(text) <= most:
-            parts.append(text)
-            break
-        wanted = min(most, -(-len(text) // max(count - len(parts), 1)) + most // 8)
-        at = _cut(text, wanted)
+    parts: list[str] = []
+    while len(text) > most:
+        left = -(-len(text) // most)
+        at = _cut(text, min(most, -(-len(text) // left) + most // 8))
         parts.append(text[:at])
         text = text[at:]
+    parts.append(text)
     return [part for part in parts if part.strip()]
 
 
@@ -90,6 +90,10 @@ def _cut(text: str, most: int) -> int:
         if ends and ends[-1] >= most // 3:
             return ends[-1]
     return most
+
+
+def _cells(row: str) -> str:
+    return ", ".join(cell.strip() for cell in row.split("|") if cell.strip())
 
 
 def _sentence(heading: str) -> str:
