@@ -48,6 +48,39 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     speech.add_argument("--voice", help="default: the model's first")
     speech.add_argument("--layout", default="speech", help="a layout's name or file, for our settings")
     speech.add_argument(
+        "--path",
+        choices=("preset", "design", "clone-icl", "clone-xvector"),
+        help="measure only first audio: of a voice's first and second request",
+    )
+    speech.add_argument("--preset-model", help="with --path: a model whose preset voice is measured beside it")
+    speech.add_argument(
+        "--clone-layout",
+        choices=("official", "reference_first"),
+        default="official",
+        help="with --path clone-icl: the prompt's layout (default: official)",
+    )
+    speech.add_argument(
+        "--json", action="store_true", help="print JSON on standard output, the table on stderr"
+    )
+    speech.set_defaults(run=run, module="compare")
+    _add_chat(kinds, common)
+
+
+def _add_chat(kinds: Any, common: argparse.ArgumentParser) -> None:
+    chat = kinds.add_parser(
+        "chat",
+        parents=[common],
+        help="decoding, first token with and without the prompt cache, several clients",
+        description="Measure chat in-process, by turns with mlx-lm's own loop where asked.",
+    )
+    chat.add_argument("--model", required=True, help="a folder in mlx-lm's form or a hub id")
+    chat.add_argument("--against", choices=("mlx-lm",), help="run its own loop in alternation with ours")
+    chat.add_argument("--runs", type=_positive, default=5, help="measured runs of each side (default: 5)")
+    chat.add_argument("--tokens", type=_positive, default=128, help="decoded in a run (default: 128)")
+    chat.add_argument(
+        "--prompt-tokens", type=_positive, default=2000, help="for first tokens (default: 2000)"
+    )
+    chat.add_argument(
         "--json", action="store_true", help="print JSON on standard output, the table on stderr"
     )
     speech.set_defaults(run=run)
@@ -62,7 +95,8 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     # By name, as the running layout does it: the API's packages do not import stages.
-    compare = importlib.import_module("vivavoce.stages.bench.compare")
+    module = "ways" if getattr(args, "path", None) else args.module
+    compare = importlib.import_module(f"vivavoce.stages.bench.{module}")
     line = Line()
     try:
         table, result = compare.bench(args, line.show)

@@ -1,6 +1,6 @@
 """The folder that both sides load: the EOS id lies outside the vocabulary, so every run has the same frames.
 
-Run as a module it writes random weights of the released dimensions: `python -m …checkpoint SIZE DTYPE FOLDER`.
+Run as a module it writes random weights of released dimensions: `python -m …checkpoint SIZE DTYPE FOLDER [KIND]`.
 """
 
 import shutil
@@ -60,7 +60,9 @@ def write_random(
     described.update({key: words[key] for key in SPECIAL})
     described["quantization"] = form._asdict() if form else None
     weights, codec = Recording(mx.bfloat16), Recording(mx.float32)
-    Qwen3TTS(config, codec_config, GenerationConfig(), ByteTokenizer(), weights, codec)
+    made = Qwen3TTS(config, codec_config, GenerationConfig(), ByteTokenizer(), weights, codec)
+    if made.kind == "base":
+        made.add_encoders(codec_config, weights, codec)
     (folder / "speech_tokenizer").mkdir(parents=True)
     mx.save_safetensors(str(folder / "model.safetensors"), weights.tensors(form))
     mx.save_safetensors(str(folder / "speech_tokenizer" / "model.safetensors"), codec.tensors())
@@ -76,7 +78,22 @@ def _unending(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "talker_config": {**talker, "codec_eos_token_id": talker["vocab_size"]}}
 
 
+def _of_kind(
+    config: "ModelConfig", codec_config: "SpeechTokenizerConfig", kind: str = "custom_voice"
+) -> "tuple[ModelConfig, SpeechTokenizerConfig]":
+    """The configs of another member of the family, of the same dimensions."""
+    from ..speech.qwen3.config import EncoderConfig, SpeakerConfig
+
+    if kind == "custom_voice":
+        return config, codec_config
+    replace = msgspec.structs.replace
+    talker = replace(config.talker_config, spk_id={}, spk_is_dialect={})
+    speaker = SpeakerConfig(enc_dim=talker.hidden_size)
+    made = replace(config, tts_model_type=kind, talker_config=talker, speaker_encoder_config=speaker)
+    return made, replace(codec_config, encoder_config=EncoderConfig()) if kind == "base" else codec_config
+
+
 if __name__ == "__main__":
     from ..speech.qwen3.config import released
 
-    write_random(Path(sys.argv[3]), *released(sys.argv[1]), sys.argv[2])
+    write_random(Path(sys.argv[3]), *_of_kind(*released(sys.argv[1]), *sys.argv[4:]), sys.argv[2])
