@@ -83,7 +83,7 @@ def _add_chat(kinds: Any, common: argparse.ArgumentParser) -> None:
     chat.add_argument(
         "--json", action="store_true", help="print JSON on standard output, the table on stderr"
     )
-    speech.set_defaults(run=run)
+    chat.set_defaults(run=run, module="chat")
 
 
 def _positive(text: str) -> int:

@@ -33,7 +33,9 @@ class GrammarCompiler:
     def schema(self, schema: Json, param: str) -> Grammar:
         """Grammar of the JSON documents that fit `schema`. Raises RequestError naming `param`."""
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+            grammar = LLMatcher.grammar_from_json_schema(
+                _closed(schema), overrides={"whitespace_flexible": False}
+            )
         except ValueError as error:
             raise RequestError(f"The JSON schema cannot be used: {error}", param) from error
         wrong = LLMatcher.validate_grammar(grammar, self._tokenizer)
@@ -56,7 +58,7 @@ class GrammarCompiler:
 def _closed(schema: Any) -> Any:
     """The schema without room for properties that it does not name, where it says nothing of others.
 
-    A function has no use for more arguments than it names, and a model that may add some does not end.
+    What fits it fits the schema, and a model that may add properties often does not end.
     """
     if not isinstance(schema, dict):
         return schema
@@ -76,7 +78,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _call_schema(function: Json) -> Json:
-    parameters = _closed(function.get("parameters") or {"type": "object"})
+    parameters = function.get("parameters") or {"type": "object"}
     arguments = {key: value for key, value in parameters.items() if key not in ("$defs", "definitions")}
     schema: Json = {
         "type": "object",

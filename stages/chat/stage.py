@@ -160,7 +160,11 @@ class ChatStage:
 def _compose(model: ChatModel, chat: Chat) -> Composed:
     if chat.prompt is not None:
         return plain(model, chat.prompt if isinstance(chat.prompt, str) else list(chat.prompt))
-    return compose(model, msgspec.json.decode(chat.conversation, type=Conversation))
+    try:
+        return compose(model, msgspec.json.decode(chat.conversation, type=Conversation))
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        raise RequestError(f"{where.strip('`')}: {what}.", where.strip("`") or None) from None
 
 
 def _engine_request(chat: Chat, composed: Composed) -> events.Request:

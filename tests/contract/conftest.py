@@ -36,12 +36,13 @@ class Server:
 
 
 class Overlaid:
-    """A running layout with other settings of the HTTP edge."""
+    """A running layout with other settings of the HTTP edge; `chat` has those of chat."""
 
     def __init__(self, running: Running, settings: dict[str, Any]) -> None:
         self._running = running
+        chat = msgspec.structs.replace(running.layout.chat, **settings.pop("chat", {}))
         api = msgspec.structs.replace(running.layout.api, **settings)
-        self.layout = msgspec.structs.replace(running.layout, api=api)
+        self.layout = msgspec.structs.replace(running.layout, api=api, chat=chat)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._running, name)

@@ -103,6 +103,23 @@ async def test_logprobs(chat_http: Any) -> None:
     assert streamed == told
 
 
+@pytest.mark.parametrize("seed", range(3))
+async def test_stop_strings_across_tokens(chat_http: Any, seed: int) -> None:
+    """O20: cut exactly before the text, and what only begins like it is told."""
+    body = {**GREEDY, "temperature": 1, "seed": seed, "max_tokens": 16}
+    text = (await whole_of(chat_http, body))["choices"][0]["message"]["content"]
+    at = next(n for n in range(8, len(text)) if "\ufffd" not in text[n : n + 5])
+    stop = text[at : at + 5]
+    for stops, wanted, reason in (
+        ([stop, "never"], text[: text.index(stop)], "stop"),
+        ([stop + "\x01"], text, "length"),
+        ("", text, "length"),
+    ):
+        choice = (await whole_of(chat_http, {**body, "stop": stops}))["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (wanted, reason)
+        assert text_of(await chunks_of(chat_http, {**body, "stop": stops})) == wanted
+
+
 async def test_sdk_tools_and_structure(chat_sdk: openai.AsyncOpenAI) -> None:
     make = chat_sdk.chat.completions
     pick: Any = {"type": "function", "function": {"name": "get_weather"}}
