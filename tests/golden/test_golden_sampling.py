@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from vivavoce.stages.speech.qwen3.checkpoint import load
-from vivavoce.stages.speech.qwen3.sampling import Sampling, controls, warp
+from vivavoce.stages.speech.qwen3.sampling import Sampling, controls, kept
 
 Checkpoint = Callable[[str], Path]
 Golden = Callable[[str, str], Any]
@@ -31,5 +31,6 @@ def test_probabilities(checkpoint: Checkpoint, golden: Golden, golden_json: Gold
 
 def _equal(logits: mx.array, sampling: Sampling, wanted: Any, name: str) -> None:
     if not sampling.greedy:
-        logits = warp(logits, controls(sampling, logits.shape[1]), sampling.nucleus)
+        control = controls(sampling, logits.shape[1])
+        logits = kept(logits, control, sampling.nucleus) / control.temperature
     np.testing.assert_allclose(np.array(mx.softmax(logits, axis=-1))[0], wanted, atol=1e-6, err_msg=name)

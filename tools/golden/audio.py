@@ -16,7 +16,8 @@ def codec(tts: Qwen3TTSModel, seed: int) -> dict[str, np.ndarray]:
     full, the level of every frame, and how far float32 is from float64 here: no comparison can be closer.
     """
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 2048, (FRAMES, 16))
+    size = tts.model.speech_tokenizer.model.config.decoder_config.codebook_size
+    codes = rng.integers(0, size, (FRAMES, 16))
     codes[5] = 0
     codes[80:83, 0] = 0
     (pcm,), _rate = tts.model.speech_tokenizer.decode([{"audio_codes": torch.from_numpy(codes)}])

@@ -103,9 +103,13 @@ def talker(tts: Qwen3TTSModel, whole_logits: bool) -> Arrays:
 
 
 def margin(logits: torch.Tensor) -> float:
-    """The smallest distance between best and second best."""
+    """The smallest distance between best and second best, where the choice matters.
+
+    A group that carries nothing has the same logit for every code; the first is taken then, here as there.
+    """
     best = logits.topk(2, dim=-1).values
-    return float((best[..., 0] - best[..., 1]).min())
+    chosen = logits.amax(dim=-1) > logits.amin(dim=-1)
+    return float((best[..., 0] - best[..., 1])[chosen].min())
 
 
 def predictor(tts: Qwen3TTSModel, hidden: np.ndarray, codes: np.ndarray) -> Arrays:

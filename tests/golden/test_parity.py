@@ -1,0 +1,183 @@
+"""One test for each way in which another port departs from the official code; ours must not.
+
+Where a row is held by golden numbers already, the test here is the shortest that would fail.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from vivavoce.bus.errors import RequestError
+from vivavoce.bus.messages import Speak
+from vivavoce.stages.speech.family import check
+from vivavoce.stages.speech.prompt import PromptStage
+from vivavoce.stages.speech.qwen3.checkpoint import load
+from vivavoce.stages.speech.qwen3.clone import Clone, build_clone
+from vivavoce.stages.speech.qwen3.codec_encoder import CodecEncoder
+from vivavoce.stages.speech.qwen3.model import Qwen3TTS
+from vivavoce.stages.speech.qwen3.prompt import build, resolve_language
+from vivavoce.stages.speech.qwen3.sampling import Sampling, controls, warp
+from vivavoce.stages.speech.qwen3.speaker_encoder import SpeakerEncoder
+
+Checkpoint = Callable[[str], Path]
+Golden = Callable[[str, str], Any]
+TEXT = "Hello, world!"
+
+
+@pytest.fixture(scope="module")
+def custom(checkpoint: Checkpoint) -> Qwen3TTS:
+    return load(checkpoint("custom"), dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint: Checkpoint) -> Qwen3TTS:
+    return load(checkpoint("base"), dtype="fp32")
+
+
+def _encoders(base: Qwen3TTS) -> tuple[SpeakerEncoder, CodecEncoder]:
+    assert base.speaker_encoder is not None
+    assert base.codec_encoder is not None
+    return base.speaker_encoder, base.codec_encoder
+
+
+def _tail(base: Qwen3TTS, codes: Any) -> Any:
+    return np.array(base.codec.decode(mx.array(codes.astype(np.int32))[None]))[0, -1920:]
+
+
+def test_the_decoder_sees_72_frames(base: Qwen3TTS) -> None:
+    """What is further back than 2 layers of 71 frames and the convolutions' 12 cannot be heard."""
+    codes = np.random.default_rng(0).integers(0, 2048, (200, 16))
+    other = codes.copy()
+    other[:30] = 0
+    np.testing.assert_allclose(_tail(base, codes), _tail(base, other), atol=1e-6)
+    other[100:150] = 0
+    assert np.abs(_tail(base, codes) - _tail(base, other)).max() > 1e-6
+
+
+def test_no_seam_every_15_frames(base: Qwen3TTS) -> None:
+    codes = mx.array(np.random.default_rng(1).integers(0, 2048, (1, 40, 16)), mx.int32)
+    whole, _ = base.codec.step(codes, base.codec.start())
+    np.testing.assert_allclose(np.array(base.codec.decode(codes)), np.array(whole), atol=1e-5)
+
+
+def test_a_clone_does_not_start_cold(base: Qwen3TTS, golden: Golden) -> None:
+    reference = mx.array(golden("base", "encoders")["three.codes"].astype(np.int32))
+    new = mx.array(np.random.default_rng(2).integers(0, 2048, (1, 4, 16)), mx.int32)
+    whole = base.codec.decode(mx.concatenate([reference[None], new], axis=1))[:, -4 * 1920 :]
+    warm, _ = base.codec.step(new, base.codec.after(reference))
+    cold, _ = base.codec.step(new, base.codec.start())
+    np.testing.assert_allclose(np.array(warm), np.array(whole), atol=1e-5)
+    assert np.abs(np.array(cold) - np.array(whole)).max() > 1e-4
+
+
+def test_code_0_is_a_frame_like_any_other(base: Qwen3TTS) -> None:
+    assert base.codec.decode(mx.zeros((1, 5, 16), mx.int32)).shape == (1, 5 * 1920)
+
+
+@pytest.mark.parametrize(("frame", "allowed"), [(0, False), (1, False), (2, True)])
+def test_two_frames_at_least(custom: Qwen3TTS, frame: int, allowed: bool) -> None:
+    row = _admissible(custom, mx.zeros((1, 3072)), [], frame)
+    assert np.isfinite(row[2150]) == allowed
+    assert not np.isfinite(np.delete(row[2048:], 2150 - 2048)).any()
+
+
+def test_the_penalty_remembers_everything(custom: Qwen3TTS) -> None:
+    """Far more than 64 codes back."""
+    row = _admissible(custom, mx.ones((1, 3072)), list(range(200)), 300)
+    assert np.allclose(row[:200], 1 / 1.05)
+    assert row[200] == 1
+
+
+def test_clones_have_no_penalty_of_their_own(base: Qwen3TTS) -> None:
+    assert base.sampling.repetition_penalty == pytest.approx(1.05)
+
+
+def test_the_predictor_has_its_own_settings(custom: Qwen3TTS) -> None:
+    assert custom.sub_sampling.repetition_penalty == 1.0
+    assert (custom.sub_sampling.do_sample, custom.sub_sampling.top_k) == (True, 50)
+
+
+def test_sampling_is_in_float32(checkpoint: Checkpoint) -> None:
+    model = load(checkpoint("custom06"), dtype="bf16")
+    assert model.talker.logits(mx.zeros((1, 32), mx.bfloat16)).dtype == mx.float32
+
+
+def test_top_k_keeps_ties() -> None:
+    logits = mx.array([[3.0, 2.0, 2.0, 2.0, 1.0]])
+    kept = warp(logits, controls(Sampling(temperature=1.0, top_k=2), 5), False)
+    assert np.isfinite(np.array(kept))[0].tolist() == [True, True, True, True, False]
+
+
+def test_presets_and_designs_have_the_full_text_layout_and_clones_the_streaming_one(
+    custom: Qwen3TTS, base: Qwen3TTS
+) -> None:
+    stage = PromptStage({"custom": custom, "base": base}, nullcontext())
+    given = {"request": "r", "text": TEXT, "seed": 0}
+    full = build(custom, TEXT, voice="ryan", language=None, instructions=None, full_text=True)
+    made = stage.rows(Speak(model="custom", voice="ryan", **given), custom, None, TEXT)
+    assert np.array_equal(np.array(made.prefill), np.array(full.prefill))
+    clone = Clone(mx.ones(32), mx.zeros((20, 16), mx.int32), "Said.")
+    streaming = build_clone(base, TEXT, clone, language=None, layout="streaming")
+    made = stage.rows(Speak(model="base", **given), base, clone, TEXT)
+    assert np.array_equal(np.array(made.prefill), np.array(streaming.prefill))
+
+
+def test_an_unknown_language_is_an_error(custom: Qwen3TTS) -> None:
+    with pytest.raises(RequestError):
+        resolve_language(custom, "a", "ryan")
+
+
+@pytest.mark.parametrize("language", [None, "auto", "Chinese", "zh"])
+def test_dialect_speakers_keep_their_dialect(custom: Qwen3TTS, language: str | None) -> None:
+    assert resolve_language(custom, language, "eric") == 2062
+    assert resolve_language(custom, language, "dylan") == 2074
+
+
+def test_an_unknown_voice_is_an_error(custom: Qwen3TTS) -> None:
+    with pytest.raises(RequestError):
+        build(custom, TEXT, voice="nobody", language=None, instructions=None)
+
+
+def test_instructions_on_the_small_model_are_refused_and_never_part_of_the_prompt(
+    checkpoint: Checkpoint,
+) -> None:
+    model = load(checkpoint("custom06"), dtype="fp32")
+    speak = Speak(request="r", model="m", text=TEXT, seed=0, voice="ryan", instructions="Sad.")
+    with pytest.raises(RequestError):
+        check({"m": model}, speak)
+    plain, told = (
+        build(model, TEXT, voice="ryan", language=None, instructions=words) for words in (None, "Sad.")
+    )
+    assert np.array_equal(np.array(plain.prefill), np.array(told.prefill))
+
+
+def test_the_hann_window_is_periodic(base: Qwen3TTS, golden: Golden) -> None:
+    """A symmetric one is off by 0.0135."""
+    encoder, stored = _encoders(base)[0], golden("base", "encoders")
+    mel = encoder.mel(stored["clip"][:24000].astype(np.float32) / 32768)
+    assert np.abs(mel - stored["one.mel"]).max() < 1e-4
+
+
+def test_the_encoder_has_the_exact_gelu_and_sees_all_before(base: Qwen3TTS, golden: Golden) -> None:
+    encoder, stored = _encoders(base)[1], golden("base", "encoders")
+    codes = np.array(encoder(mx.array(stored["clip"].astype(np.float32) / 32768)))
+    assert codes.tolist() == stored["twelve.codes"].tolist() != stored["twelve.windowed_codes"].tolist()
+
+
+def test_an_x_vector_does_not_widen_the_prompt(checkpoint: Checkpoint) -> None:
+    model = load(checkpoint("base"), dtype="bf16")
+    clone = Clone(mx.ones(32, mx.float32), mx.zeros((4, 16), mx.int32), "Said.")
+    assert build_clone(model, TEXT, clone, language=None).prefill.dtype == mx.bfloat16
+
+
+def _admissible(model: Qwen3TTS, logits: mx.array, seen: list[int], frame: int) -> Any:
+    marked = np.isin(np.arange(3072), seen)
+    found = model.talker.admissible(
+        logits, mx.array(marked), mx.array([frame], mx.int32), controls(model.sampling, 3072)
+    )
+    return np.array(found)[0]
