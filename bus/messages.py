@@ -132,7 +132,7 @@ class Hold(Message, frozen=True, kw_only=True):
 
 
 class Seam(Message, frozen=True, kw_only=True):
-    """A part of the text is spoken after `frames` frames; what was made beyond is void, and the next part follows."""
+    """A part of the text is spoken after `frames` frames; what was made beyond is void. The next part follows."""
 
     frames: int
 

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import msgspec
 import psutil
 import zmq
 
@@ -24,38 +23,12 @@ from .listener import SOCKET
 from .loop import Station
 from .messages import FAMILIES, Failure
 from .run_folder import run_folder
+from .status import Outage, ProcessStatus, status_of
 from .supervisor import Supervisor
 from .tap import Exchange
 
 GIVEN_UP_S = 60
 """When to ask again after what only a person can mend."""
-
-
-class ProcessStatus(msgspec.Struct, frozen=True):
-    """One process as /health shows it."""
-
-    name: str
-    pid: int
-    state: str
-    """`loading`, `ready`, `restarting`, `failed` (given up) or `stopped`."""
-    restarts: int
-    stages: tuple[str, ...]
-    rss_bytes: int
-    device_steps: int
-    last_progress_s: float
-    busy_s: float
-    """How long the device step under way has taken; 0 when idle."""
-    active: dict[str, int]
-    """Open requests in each stage."""
-    tapped: int
-    """Messages that were handed to taps."""
-
-
-class Outage(msgspec.Struct, frozen=True):
-    """Why a family cannot be served now, and when to ask again."""
-
-    reason: str
-    retry_after_s: int
 
 
 class Running:
@@ -286,23 +259,6 @@ class Running:
         )
         state = "failed" if self._failure else "ready"
         return [
-            _status(self.layout, self.process, os.getpid(), state, 0, beat),
-            *(_status(self.layout, s.name, s.pid, s.state, s.restarts, s.beat) for s in self._supervisors),
+            status_of(self.layout, self.process, os.getpid(), state, 0, beat),
+            *(status_of(self.layout, s.name, s.pid, s.state, s.restarts, s.beat) for s in self._supervisors),
         ]
-
-
-def _status(layout: Layout, name: str, pid: int, state: str, restarts: int, beat: Beat) -> ProcessStatus:
-    process = layout.find(name)
-    return ProcessStatus(
-        name=name,
-        pid=pid,
-        state=state,
-        restarts=restarts,
-        stages=process.loop + process.device,
-        rss_bytes=beat.rss_bytes,
-        device_steps=beat.device_steps,
-        last_progress_s=beat.last_progress_s,
-        busy_s=beat.busy_s,
-        active=beat.active,
-        tapped=beat.tapped,
-    )

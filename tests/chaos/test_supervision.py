@@ -14,7 +14,8 @@ import pytest
 from vivavoce.api.app import create_app
 from vivavoce.bus.errors import StartError
 from vivavoce.bus.messages import Audio, Ending, Speak
-from vivavoce.bus.running import ProcessStatus, Running
+from vivavoce.bus.running import Running
+from vivavoce.bus.status import ProcessStatus
 
 Start = Callable[..., Any]
 
