@@ -26,7 +26,7 @@ def _results(name: str, dtype: str) -> tuple[mx.array, mx.array, mx.array]:
         state, code, hidden = model.talker.step(state, embedding, prompt.pad)
         spoken.append(codes)
         seen.append(hidden)
-    assert {part.dtype for part in (*state.cache, hidden, embedding, prompt.prefill)} == {prompt.pad.dtype}
+    assert {part.dtype for part in (*state.cache, hidden, prompt.prefill)} == {prompt.pad.dtype}
     codes = mx.stack(spoken, axis=1)
     return mx.concatenate(seen, axis=1), codes, model.codec.decode(codes)
 

@@ -8,10 +8,10 @@ from vivavoce.stages.speech.qwen3.sampling import (
     Sampling,
     choose,
     controls,
+    kept,
     noise,
     penalise,
     request_key,
-    warp,
 )
 
 V = 64
@@ -36,11 +36,13 @@ def test_every_64_bit_seed_has_a_key_of_its_own(seed: int) -> None:
     assert tuple(np.array(request_key(seed)).tolist()) not in others
 
 
-def test_choices_follow_the_softmax() -> None:
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_choices_follow_the_softmax(temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, top_k=0)
     logits = mx.array(np.random.default_rng(0).normal(0, 1, (1, V)).astype(np.float32))
-    draws = np.concatenate([np.array(_noise(request_key(seed), 0, 1, 2000)) for seed in range(10)])
+    draws = np.concatenate([np.array(_noise(request_key(seed), 0, 1, 2000, sampling)) for seed in range(10)])
     chosen = np.argmax(np.array(logits) + draws, axis=1)
-    wanted = np.array(mx.softmax(logits, axis=-1))[0]
+    wanted = np.array(mx.softmax(logits / temperature, axis=-1))[0]
     found = np.bincount(chosen, minlength=V) / len(chosen)
     assert np.abs(found - wanted).max() < 5 * np.sqrt(wanted.max() / len(chosen))
 
@@ -61,20 +63,20 @@ def test_barred_ids_are_never_chosen() -> None:
         assert code.item() in (V - 2, V - 1)
 
 
-@pytest.mark.parametrize(("top_k", "kept"), [(0, 6), (1, 1), (2, 3), (3, 3), (6, 6), (99, 6)])
-def test_top_k_keeps_ties(top_k: int, kept: int) -> None:
+@pytest.mark.parametrize(("top_k", "count"), [(0, 6), (1, 1), (2, 3), (3, 3), (6, 6), (99, 6)])
+def test_top_k_keeps_ties(top_k: int, count: int) -> None:
     logits = mx.array([[3.0, 2.0, 2.0, 1.0, 0.5, -1.0]])
     sampling = Sampling(temperature=1.0, top_k=top_k)
-    assert np.isfinite(np.array(warp(logits, controls(sampling, 6), False))).sum() == kept
+    assert np.isfinite(np.array(kept(logits, controls(sampling, 6), False))).sum() == count
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.999, 4), (0.93, 3), (0.6, 2), (0.45, 1), (0.0, 1)])
-def test_top_p_keeps_the_smallest_set_that_holds_it(top_p: float, kept: int) -> None:
+@pytest.mark.parametrize(("top_p", "count"), [(0.999, 4), (0.93, 3), (0.6, 2), (0.45, 1), (0.0, 1)])
+def test_top_p_keeps_the_smallest_set_that_holds_it(top_p: float, count: int) -> None:
     logits = mx.log(mx.array([[0.08, 0.5, 0.02, 0.4]]))
     sampling = Sampling(temperature=1.0, top_k=0, top_p=top_p)
     assert sampling.nucleus
-    left = np.isfinite(np.array(warp(logits, controls(sampling, 4), True)))[0]
-    assert left.sum() == kept
+    left = np.isfinite(np.array(kept(logits, controls(sampling, 4), True)))[0]
+    assert left.sum() == count
     assert left[1]
 
 

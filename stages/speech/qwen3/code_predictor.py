@@ -79,10 +79,10 @@ class CodePredictor:
             start = hidden[0] if self._narrow is None else self._narrow(hidden[0])
             rows = mx.concatenate([start, mx.take(self._inputs[0], code0[0], axis=0)], axis=0)
             caches = [self._empty[:] for _ in self._layers]
-            codes = [code0]
+            codes, draws = [code0], mx.split(gumbel, self._groups - 1, axis=0)
             for i, head in enumerate(self._heads):
                 logits = head(self._pass(rows, caches, 0 if i == 0 else i + 1)).astype(mx.float32)
-                code = choose(logits, gumbel[i], control, nucleus)
+                code = choose(logits, draws[i], control, nucleus)
                 codes.append(code)
                 rows = mx.take(self._inputs[i + 1], code[0], axis=0)
             chosen = mx.concatenate(codes, axis=1)
@@ -96,6 +96,6 @@ class CodePredictor:
         for i, layer in enumerate(self._layers):
             queries, keys_values = layer.project(x, self._turns[first][i])
             caches[i][:, :, first:end] = keys_values
-            keys, values = caches[i][:1, :, :end], caches[i][1:, :, :end]
+            keys, values = mx.split(caches[i][:, :, :end], 2, axis=0)
             x = layer.finish(x, queries, keys, values, CAUSAL if end - first > 1 else None)
         return rms_norm(x[-1:] if end - first > 1 else x, self._norm, self._eps)

@@ -90,7 +90,7 @@ class Layer(NamedTuple):
         normed = rms_norm(rows, None, self.eps).reshape(shape)
         turned = normed * turn.along + normed[:, :, ::-1] * turn.across
         rows = mx.where(self.is_value, rows.reshape(shape), turned.astype(x.dtype))
-        queries, keys_values = rows[:, :heads], rows[:, heads:]
+        queries, keys_values = mx.split(rows, [heads], axis=1)
         if steps == 1:
             return queries.reshape(1, heads, 1, dim), keys_values.reshape(2, kv_heads, 1, dim)
         queries = queries.reshape(1, steps, heads, dim).swapaxes(1, 2)
@@ -102,5 +102,5 @@ class Layer(NamedTuple):
         """Attention over keys and values [1, kv_heads, S, D] (bias as in `ops.attention`), MLP, both residuals."""
         x = self.out.add(x, attention(queries, keys, values, bias))
         wide = self.gate_up(rms_norm(x, self.output_norm, self.eps))
-        half = wide.shape[1] // 2
-        return self.down.add(x, silu(wide[:, :half]) * wide[:, half:])
+        gate, up = mx.split(wide, 2, axis=1)
+        return self.down.add(x, silu(gate) * up)

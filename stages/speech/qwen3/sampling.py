@@ -2,7 +2,7 @@
 
 Order and meaning of the processors are those of the official generation: repetition penalty over the whole
 history, minimum length, suppressed ids, then (only when sampling) temperature, top-k keeping ties, top-p.
-A code is argmax(logits + Gumbel noise), which samples the softmax exactly.
+A code is argmax(logits + temperature * Gumbel noise), which samples softmax(logits / temperature) exactly.
 """
 
 from functools import lru_cache
@@ -35,7 +35,7 @@ class Controls(NamedTuple):
     """A `Sampling` as scalars on the device, so that one trace serves all settings."""
 
     noise: mx.array
-    """float32: 1, or 0 when greedy."""
+    """float32: the temperature, or 0 when greedy."""
     temperature: mx.array
     """float32; 1 when greedy."""
     rank: mx.array
@@ -49,7 +49,7 @@ def controls(sampling: Sampling, vocabulary: int) -> Controls:
     """The device scalars of `sampling` for logits of `vocabulary` ids."""
     kept = vocabulary if sampling.top_k <= 0 else min(sampling.top_k, vocabulary)
     made = Controls(
-        mx.array(0.0 if sampling.greedy else 1.0, mx.float32),
+        mx.array(0.0 if sampling.greedy else sampling.temperature, mx.float32),
         mx.array(1.0 if sampling.greedy else sampling.temperature, mx.float32),
         mx.array([[vocabulary - kept]], mx.int32),
         mx.array(sampling.top_p, mx.float32),
@@ -67,7 +67,8 @@ def request_key(seed: int) -> mx.array:
 def noise(
     key: mx.array, frame: mx.array, first: int, groups: int, vocabulary: int, control: Controls
 ) -> mx.array:
-    """Gumbel noise, float32 [groups, vocabulary], for `groups` groups of one frame from `first`; 0 when greedy.
+    """Gumbel noise times the temperature (0 when greedy), float32 [groups, vocabulary], for the code groups of one
+    frame from `first` on.
 
     The key of a draw is the request's key xor (frame, group): distinct for every draw, whatever ran before.
     """
@@ -86,28 +87,30 @@ def penalise(logits: mx.array, seen: mx.array, penalty: mx.array) -> mx.array:
     return mx.where(seen, mx.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def choose(logits: mx.array, gumbel: mx.array, control: Controls, nucleus: bool) -> mx.array:
-    """One id, int32 [1, 1], from float32 logits [1, V] (suppressed ids are -inf) and noise [V]."""
-    return mx.argmax(warp(logits, control, nucleus) + gumbel, axis=-1, keepdims=True).astype(mx.int32)
+def choose(logits: mx.array, drawn: mx.array, control: Controls, nucleus: bool) -> mx.array:
+    """One id, int32 [1, 1], from float32 logits [1, V] (suppressed ids are -inf) and scaled noise [V]."""
+    return mx.argmax(kept(logits, control, nucleus) + drawn, axis=-1, keepdims=True).astype(mx.int32)
 
 
-def warp(logits: mx.array, control: Controls, nucleus: bool) -> mx.array:
-    """Temperature, top-k, top-p: float32 [1, V] → the logits to sample from, -inf where dropped.
+def kept(logits: mx.array, control: Controls, nucleus: bool) -> mx.array:
+    """Top-k and top-p: float32 [1, V] → the same, -inf where dropped. The temperature is not applied yet.
 
     `nucleus` is part of the trace, not of the data: top-p costs more operations. Ids that tie with the last one
     kept by top-p stay, where the official code keeps those that its sort happens to put last.
     """
-    scaled = logits / control.temperature
-    ordered = mx.sort(scaled, axis=-1)
+    ordered = mx.sort(logits, axis=-1)
     threshold = mx.take_along_axis(ordered, control.rank, axis=-1)
-    kept = mx.where(scaled < threshold, -mx.inf, scaled)
-    return _nucleus(kept, ordered, threshold, control.top_p) if nucleus else kept
+    if nucleus:
+        threshold = mx.maximum(threshold, _floor(ordered, threshold, control))
+    return mx.where(logits < threshold, -mx.inf, logits)
 
 
-def _nucleus(kept: mx.array, ordered: mx.array, threshold: mx.array, top_p: mx.array) -> mx.array:
-    """Drop the ascending tail whose cumulative probability is <= 1 - top_p; the largest id always stays."""
+def _floor(ordered: mx.array, threshold: mx.array, control: Controls) -> mx.array:
+    """The smallest logit that top-p keeps of those that top-k kept: [1, 1], from ascending logits [1, V].
+
+    Dropped is the ascending tail whose cumulative probability is <= 1 - top_p; the largest id always stays.
+    """
     ranked = mx.where(ordered < threshold, -mx.inf, ordered)
-    tail = mx.cumsum(mx.softmax(ranked, axis=-1), axis=-1) <= 1 - top_p
+    tail = mx.cumsum(mx.softmax(ranked / control.temperature, axis=-1), axis=-1) <= 1 - control.top_p
     last = mx.arange(ordered.shape[-1]) == ordered.shape[-1] - 1
-    floor = mx.min(mx.where(tail & ~last, mx.inf, ranked), axis=-1, keepdims=True)
-    return mx.where(kept < floor, -mx.inf, kept)
+    return mx.min(mx.where(tail & ~last, mx.inf, ranked), axis=-1, keepdims=True)

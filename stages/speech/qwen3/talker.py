@@ -170,7 +170,7 @@ class Talker:
             for layer in self._layers:
                 queries, keys_values = layer.project(x, layer.turn(cos, sin))
                 cache.append(keys_values)
-                x = layer.finish(x, queries, keys_values[:1], keys_values[1:], CAUSAL)
+                x = layer.finish(x, queries, *mx.split(keys_values, 2), CAUSAL)
             hidden = rms_norm(mx.take(x, length - 1, axis=0), self._norm, self._eps)
             seen = mx.zeros((self.vocabulary,), mx.bool_)
             code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
@@ -184,7 +184,7 @@ class Talker:
         for layer in self._layers:
             queries, keys_values = layer.project(x, layer.turn(cos, sin))
             cache.append(keys_values)
-            x = layer.finish(x, queries, keys_values[:1], keys_values[1:], CAUSAL)
+            x = layer.finish(x, queries, *mx.split(keys_values, 2), CAUSAL)
         return cache
 
     def _resumer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array]]:
@@ -205,7 +205,7 @@ class Talker:
                 queries, keys_values = layer.project(x, layer.turn(cos, sin))
                 now = mx.slice_update(past, keys_values, first, axes=(2,))
                 written.append(now)
-                x = layer.finish(x, queries, now[:1], now[1:], unseen)
+                x = layer.finish(x, queries, *mx.split(now, 2), unseen)
             hidden = rms_norm(mx.take(x, last, axis=0), self._norm, self._eps)
             seen = mx.zeros((self.vocabulary,), mx.bool_)
             code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
@@ -234,7 +234,7 @@ class Talker:
                 queries, keys_values = layer.project(x, layer.turn(cos, sin))
                 now = mx.slice_update(past, keys_values, position, axes=(2,))
                 written.append(now)
-                x = layer.finish(x, queries, now[:1], now[1:], unseen)
+                x = layer.finish(x, queries, *mx.split(now, 2), unseen)
             hidden = rms_norm(x, self._norm, self._eps)
             frame = frame + 1
             code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
