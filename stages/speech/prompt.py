@@ -74,7 +74,13 @@ class PromptStage(Actor[_Request]):
         text = clean(speak.text) if wanted else speak.text
         parts = split(text, self._settings.part_letters)
         for part in parts or [text]:
-            await self._start(state, self._rows(state, part), True, outbox, parts=max(len(parts), 1))
+            await self._start(
+                state,
+                self.rows(speak, state.model, state.clone, part),
+                True,
+                outbox,
+                parts=max(len(parts), 1),
+            )
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
         match message:
@@ -89,15 +95,15 @@ class PromptStage(Actor[_Request]):
             case _:
                 raise TypeError(f"prompt takes no {type(message).__name__}")
 
-    def _rows(self, state: _Request, text: str) -> PromptRows:
-        speak, clone = state.speak, state.clone
+    def rows(self, speak: Speak, model: Qwen3TTS, clone: Clone | None, text: str) -> PromptRows:
+        """The prompt of a text, or of a part of it."""
         if clone is not None:
             layout = "full" if speak.full_text else "streaming"
             if layout == "streaming" and clone.codes is not None and self._reference_first:
                 layout = "reference_first"
-            return build_clone(state.model, text, clone, language=speak.language, layout=layout)
+            return build_clone(model, text, clone, language=speak.language, layout=layout)
         return build(
-            state.model,
+            model,
             text,
             voice=speak.voice,
             language=speak.language,

@@ -119,9 +119,22 @@ async def test_bytes_are_the_same_with_the_caches_cold_warm_and_off(way: str, fa
     for bound in (family.layout.speech.voice_cache_bytes, 0):
         settings = msgspec.structs.replace(family.layout.speech, voice_cache_bytes=bound)
         async with Running(msgspec.structs.replace(family.layout, speech=settings)) as running:
-            for index in range(2):
-                found.append((await listen(running, msgspec.structs.replace(wanted, request=f"{index}")))[0])
+            found += [
+                (await listen(running, msgspec.structs.replace(wanted, request=f"{index}")))[0]
+                for index in range(2)
+            ]
     assert len(set(found)) == 1
+
+
+async def test_the_reference_first_layout_speaks_and_remembers_alike(family: Running) -> None:
+    settings = msgspec.structs.replace(family.layout.speech, clone_layout="reference_first")
+    async with Running(msgspec.structs.replace(family.layout, speech=settings)) as running:
+        cold, ending = await listen(running, speak("icl"))
+        await listen(running, speak("icl", "Another text in between."))
+        warm, _ = await listen(running, speak("icl"))
+    assert ending.frames > 0
+    assert cold == warm
+    assert cold != (await listen(family, speak("icl")))[0]
 
 
 async def test_a_long_text_is_one_stream_of_parts(family: Running) -> None:
@@ -165,7 +178,7 @@ async def test_what_a_model_cannot_do_is_refused_with_what_could(
     family: Running, fields: dict[str, Any], param: str, says: str
 ) -> None:
     """O07 and its kin."""
-    data, ending = await listen(family, speak("embedding", **({"x_vector": None} | fields)))
+    data, ending = await listen(family, speak("embedding", TEXT, **{"x_vector": None, **fields}))
     assert (data, ending.reason) == (b"", "error")
     assert ending.failure is not None
     assert (ending.failure.status, ending.failure.param) == (400, param)

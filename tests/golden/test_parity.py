@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ from vivavoce.stages.speech.qwen3.clone import Clone, build_clone
 from vivavoce.stages.speech.qwen3.codec_encoder import CodecEncoder
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
 from vivavoce.stages.speech.qwen3.prompt import build, resolve_language
-from vivavoce.stages.speech.qwen3.sampling import Sampling, controls, warp
+from vivavoce.stages.speech.qwen3.sampling import Sampling, choose, controls
 from vivavoce.stages.speech.qwen3.speaker_encoder import SpeakerEncoder
 
 Checkpoint = Callable[[str], Path]
@@ -108,22 +109,23 @@ def test_sampling_is_in_float32(checkpoint: Checkpoint) -> None:
 
 
 def test_top_k_keeps_ties() -> None:
-    logits = mx.array([[3.0, 2.0, 2.0, 2.0, 1.0]])
-    kept = warp(logits, controls(Sampling(temperature=1.0, top_k=2), 5), False)
-    assert np.isfinite(np.array(kept))[0].tolist() == [True, True, True, True, False]
+    logits, control = mx.array([[3.0, 2.0, 2.0, 2.0, 1.0]]), controls(Sampling(temperature=1.0, top_k=2), 5)
+    noise = np.eye(5, dtype=np.float32) * 10
+    drawn = [choose(logits, mx.array(row), control, False).item() for row in noise]
+    assert drawn == [0, 1, 2, 3, 0]
 
 
 def test_presets_and_designs_have_the_full_text_layout_and_clones_the_streaming_one(
     custom: Qwen3TTS, base: Qwen3TTS
 ) -> None:
     stage = PromptStage({"custom": custom, "base": base}, nullcontext())
-    given = {"request": "r", "text": TEXT, "seed": 0}
+    speak = Speak(request="r", model="base", text=TEXT, seed=0)
     full = build(custom, TEXT, voice="ryan", language=None, instructions=None, full_text=True)
-    made = stage.rows(Speak(model="custom", voice="ryan", **given), custom, None, TEXT)
+    made = stage.rows(msgspec.structs.replace(speak, model="custom", voice="ryan"), custom, None, TEXT)
     assert np.array_equal(np.array(made.prefill), np.array(full.prefill))
     clone = Clone(mx.ones(32), mx.zeros((20, 16), mx.int32), "Said.")
     streaming = build_clone(base, TEXT, clone, language=None, layout="streaming")
-    made = stage.rows(Speak(model="base", **given), base, clone, TEXT)
+    made = stage.rows(speak, base, clone, TEXT)
     assert np.array_equal(np.array(made.prefill), np.array(streaming.prefill))
 
 
@@ -178,6 +180,6 @@ def test_an_x_vector_does_not_widen_the_prompt(checkpoint: Checkpoint) -> None:
 def _admissible(model: Qwen3TTS, logits: mx.array, seen: list[int], frame: int) -> Any:
     marked = np.isin(np.arange(3072), seen)
     found = model.talker.admissible(
-        logits, mx.array(marked), mx.array([frame], mx.int32), controls(model.sampling, 3072)
+        logits, mx.array(marked.tolist()), mx.array([frame], mx.int32), controls(model.sampling, 3072)
     )
     return np.array(found)[0]
