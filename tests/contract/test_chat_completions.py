@@ -37,8 +37,8 @@ async def chunks_of(http: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     asked = bool((body.get("stream_options") or {}).get("include_usage"))
+    last = chunks.pop() if asked else {}
     if asked:
-        last = chunks.pop()
         assert last["choices"] == []
         assert last["usage"]["total_tokens"] > 0
         assert all(chunk["usage"] is None for chunk in chunks)

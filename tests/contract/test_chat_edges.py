@@ -178,23 +178,10 @@ BODIES: dict[str, dict[str, Any]] = {
     },
 }
 ODD: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    2.5,
-    1e308,
-    2**70,
-    "",
-    "x",
-    "\x00\ud7ff￿",
-    [],
-    [None],
-    [[]],
-    {},
-    {"type": 1},
+    *(None, True, -1, 0, 2.5, 1e308, 2**70, "", "x", "{", "\x00\ud7ff\uffff"),
+    *([], [None], [[]], [{"type": "text"}], {}, {"type": 1}, {"name": None}, {"a": {"b": [{}]}}),
+    {"type": "object", "properties": 5},
 ]
-ODD += [{"type": "object", "properties": 5}, {"name": None}, [{"type": "text"}], {"a": {"b": [{}]}}, "{"]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

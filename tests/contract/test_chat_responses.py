@@ -59,7 +59,7 @@ async def test_sdk_tools_structure_and_chains(sdk: openai.AsyncOpenAI) -> None:
     fields: Any = {"tools": [TOOL], "tool_choice": "none", "max_output_tokens": 4}
     after = await make.create(model="tiny", input=back, previous_response_id=first.id, **fields)
     assert after.output[0].type == "message"
-    both = [*ask, call.model_dump(exclude_none=True), *back]
+    both: Any = [*ask, call.model_dump(exclude_none=True), *back]
     said = await make.create(model="tiny", input=both, **fields)
     assert said.usage is not None
     assert after.usage is not None
@@ -67,8 +67,8 @@ async def test_sdk_tools_structure_and_chains(sdk: openai.AsyncOpenAI) -> None:
     async with make.stream(
         model="tiny", input=ask, tools=[TOOL], tool_choice="required", max_output_tokens=64
     ) as stream:
-        arguments = [event.delta async for event in stream if event.type.endswith("arguments.delta")]  # type: ignore
-    assert set(json.loads("".join(arguments))) == {"city", "unit"}
+        told: Any = [event async for event in stream if event.type.endswith("arguments.delta")]
+    assert set(json.loads("".join(event.delta for event in told))) == {"city", "unit"}
     schema: Any = {"format": {"type": "json_schema", "name": "place", "schema": PLACE, "strict": True}}
     held = await make.create(model="tiny", input="Where?", text=schema, max_output_tokens=64)
     assert set(json.loads(held.output_text)) == {"city", "unit"}
