@@ -63,7 +63,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Each line is a turn; the answer streams. /new begins again, /exit or Ctrl-D leaves.",
     )
     parser.add_argument("--layout", default="chat", help="a layout's name or file (default: chat)")
-    parser.add_argument("--model", dest="chat_model", action="append", metavar="MODEL", default=[])
+    parser.add_argument(
+        "--model", "--chat-model", dest="chat_model", action="append", metavar="MODEL", default=[]
+    )
     parser.add_argument("--system", help="instructions ahead of the conversation")
     parser.add_argument("--max-tokens", type=int, help="of each answer (default: until the context is full)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 always takes the likeliest token")

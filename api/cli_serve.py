@@ -74,7 +74,9 @@ def configured(args: argparse.Namespace) -> "Layout":
     """The layout with what the command line gives in its place. Raises LayoutError for a wrong one."""
     import msgspec
 
+    from ..bus.errors import LayoutError
     from ..bus.layout import load
+    from ..bus.layout_check import find_problem
     from .cli_speak import with_models
 
     name = args.layout or ("together" if args.chat_model else "speech")
@@ -83,4 +85,7 @@ def configured(args: argparse.Namespace) -> "Layout":
     api = msgspec.structs.replace(
         layout.api, **{key: value for key, value in given.items() if value is not None}
     )
-    return msgspec.structs.replace(layout, api=api)
+    layout = msgspec.structs.replace(layout, api=api)
+    if problem := find_problem(layout):
+        raise LayoutError(f"command line: {problem}")
+    return layout

@@ -226,3 +226,10 @@ def test_serve_refuses_before_anything_starts(tmp_path: Path, said: Said) -> Non
     assert "loud" in refused(said, "serve", "--layout", str(file))
     with pytest.raises(VivavoceError):
         cli_serve.configured(cli.parser().parse_args(["serve", "--layout", "nowhere"]))
+
+
+def test_a_setting_out_of_range_is_refused_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["serve", "--port", "99999"]) == 1
+    assert "api.port: 99999 is out of range" in capsys.readouterr().err

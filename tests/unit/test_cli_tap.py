@@ -134,3 +134,10 @@ def test_keys_are_made_once_and_let_clients_in(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["keys", str(client), "--client", str(tmp_path / "more.toml")]) == 1
     assert "give the server's" in capsys.readouterr().err
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_an_address_without_a_server_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tap", f"ipc://{tmp_path}/none"]) == 1
+    assert "no server at ipc://" in capsys.readouterr().err
