@@ -109,6 +109,11 @@ def _numbers(layout: Layout) -> Iterator[str]:
         "speech.max_chunk_frames": layout.speech.max_chunk_frames,
         "speech.repeat_limit_frames": layout.speech.repeat_limit_frames,
         "speech.frames_floor": layout.speech.frames_floor,
+        "chat.rows": layout.chat.rows,
+        "chat.chunk": layout.chat.chunk,
+        "chat.draft_tokens": layout.chat.draft_tokens,
+        "chat.lookahead_tokens": layout.chat.lookahead_tokens,
+        "chat.max_concurrent": layout.chat.max_concurrent,
         "taps.backlog": layout.taps.backlog,
         **{f"link.{link.source}→{link.target}.capacity": link.capacity for link in layout.link},
     }

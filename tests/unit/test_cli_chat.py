@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+import anyio.to_thread
 import pytest
 
 from vivavoce.api.cli import main, parser
@@ -44,6 +45,7 @@ def test_what_cannot_be_is_told(words: Any, told: str) -> None:
         with_chat(layout.load(args.layout), args)
 
 
-def test_a_missing_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", "--model", "./no-such-folder"]) == 1
+async def test_a_missing_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    # On a thread of its own, since the command runs an event loop.
+    assert await anyio.to_thread.run_sync(main, ["chat", "--model", "./no-such-folder"]) == 1
     assert "no model folder './no-such-folder'" in capsys.readouterr().err

@@ -57,6 +57,8 @@ def test_links_and_transports_follow_from_the_placement() -> None:
         (GOOD + '[[link]]\nfrom = "api"\nto = "prompt"\ncapacity = 0', ["api→prompt.capacity", "1 or more"]),
         (GOOD + "[speech]\nlookahead_frames = 8", ["speech.lookahead_frames", "more than"]),
         (GOOD + "[speech]\nchunk_rtf = 1.5", ["speech.chunk_rtf", "up to 1"]),
+        (GOOD + "[chat]\nrows = 0", ["chat.rows", "1 or more"]),
+        (GOOD + "[chat]\nkv_bits = 3", ["$.chat.kv_bits"]),
         (GOOD + "[api]\nport = 70000", ["api.port", "65535"]),
         ("name = ", ["not valid TOML"]),
     ],
