@@ -92,7 +92,8 @@ class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     clean_text: bool = True
     """Whether Markdown, tags, addresses and emoji are taken out of texts; a request may say otherwise."""
     part_letters: int = 500
-    """Longer texts are cut at sentence ends into parts of at most so many letters."""
+    """Longer texts are cut at sentence ends into parts of at most so many letters; not in described voices, which
+    would change from part to part."""
     clone_layout: Literal["official", "reference_first"] = "official"
     """Prompt of a clone with transcript: as in the official code, or with all of the reference before the text, so
     that its keys and values are computed once for all texts."""

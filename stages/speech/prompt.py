@@ -21,6 +21,8 @@ from .qwen3.prompt import TextFeed, build, prefix_rows
 from .qwen3.reference import Listener
 from .text import clean, split
 
+DESIGN_LETTERS = 6000
+
 
 @dataclass
 class _Request:
@@ -72,7 +74,9 @@ class PromptStage(Actor[_Request]):
             return
         wanted = self._settings.clean_text if speak.clean is None else speak.clean
         text = clean(speak.text) if wanted else speak.text
-        parts = split(text, self._settings.part_letters)
+        # A described voice comes out a little different each time: its parts are as long as a model can speak.
+        described = state.model.kind == "voice_design"
+        parts = split(text, DESIGN_LETTERS if described else self._settings.part_letters)
         for part in parts or [text]:
             await self._start(
                 state,
@@ -168,7 +172,7 @@ async def _hear(listener: Listener, pcm: bytes, text: str | None) -> Clone:
 
 def _static_key(speak: Speak, static: int) -> str:
     """A hash of all that the first `static` rows depend on."""
-    said = (
+    voice = (
         speak.model,
         speak.voice,
         speak.language,
@@ -176,4 +180,5 @@ def _static_key(speak: Speak, static: int) -> str:
         speak.voice_key,
         speak.reference_text,
     )
-    return blake2b(msgspec.msgpack.encode((said, static)), digest_size=16).hexdigest()
+    layout = (speak.full_text, speak.more_text, static)
+    return blake2b(msgspec.msgpack.encode((voice, layout)), digest_size=16).hexdigest()

@@ -24,7 +24,12 @@ WAYS = {
     },
     "design": {"model": "design", "instructions": "A calm old man with a rough voice."},
     "icl": {"model": "base", "reference": "low", "reference_text": "What the reference says."},
-    "icl full": {"model": "base", "reference": "low", "reference_text": "What it says.", "full_text": True},
+    "icl full": {
+        "model": "base",
+        "reference": "low",
+        "reference_text": "What the reference says.",
+        "full_text": True,
+    },
     "x-vector": {"model": "base", "reference": "low"},
     "embedding": {"model": "base", "x_vector": np.ones(32, "<f4").tobytes()},
 }
@@ -124,6 +129,17 @@ async def test_bytes_are_the_same_with_the_caches_cold_warm_and_off(way: str, fa
                 for index in range(2)
             ]
     assert len(set(found)) == 1
+
+
+async def test_layouts_of_one_voice_share_nothing(family: Running) -> None:
+    """Their rows before the text are as many, but not the same."""
+    long = "What the reference says. " * 3  # enough for a pass of its own, and shorter than the sound
+    found: list[dict[str, bytes]] = []
+    for ways in (("icl", "icl full"), ("icl full", "icl")):
+        settings = msgspec.structs.replace(family.layout.speech, models=family.layout.speech.models[2:3])
+        async with Running(msgspec.structs.replace(family.layout, speech=settings)) as running:
+            found.append({way: (await listen(running, speak(way, reference_text=long)))[0] for way in ways})
+    assert found[0] == found[1]
 
 
 async def test_the_reference_first_layout_speaks_and_remembers_alike(family: Running) -> None:

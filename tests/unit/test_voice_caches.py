@@ -1,0 +1,106 @@
+"""What is kept of voices: bounded by bytes, found by the sound itself."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from vivavoce.bus.errors import RequestError
+from vivavoce.stages.cache import ByteCache
+from vivavoce.stages.speech.qwen3.checkpoint import load
+from vivavoce.stages.speech.qwen3.clone import Clone
+from vivavoce.stages.speech.qwen3.model import Qwen3TTS
+from vivavoce.stages.speech.qwen3.reference import Listener
+
+CHECKPOINTS = Path(__file__).parents[1] / "golden" / "data" / "checkpoints"
+
+
+def test_the_longest_unused_makes_room() -> None:
+    cache: ByteCache[str] = ByteCache(100)
+    for name in "abcde":
+        cache.put(name, name, 25)
+        cache.get("a")
+    assert [name for name in "abcde" if cache.get(name)] == ["a", "c", "d", "e"]
+    cache.put("a", "A", 50)
+    assert (cache.get("a"), cache.bytes, len(cache)) == ("A", 100, 3)
+    cache.put("huge", "x", 101)
+    assert cache.get("huge") is None
+    assert len(cache) == 3
+
+
+def test_a_bound_of_0_keeps_nothing() -> None:
+    cache: ByteCache[str] = ByteCache(0)
+    cache.put("a", "a", 1)
+    assert (cache.get("a"), cache.bytes) == (None, 0)
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3TTS:
+    return load(CHECKPOINTS / "base", dtype="fp32")
+
+
+def heard(listener: Listener, pcm: bytes, text: str | None) -> tuple[Clone, int]:
+    """The voice, and how many steps it took."""
+    steps, count = listener.hear(pcm, text), 0
+    while True:
+        try:
+            next(steps)
+            count += 1
+        except StopIteration as done:
+            return done.value, count
+
+
+def noise(seed: int, samples: int = 24000) -> bytes:
+    return np.random.default_rng(seed).integers(-9000, 9000, samples).astype("<i2").tobytes()
+
+
+def test_a_reference_is_heard_once_and_another_clip_is_another_voice(model: Qwen3TTS) -> None:
+    listener = Listener(model, 0.5)
+    first, steps = heard(listener, noise(1), "Said.")
+    assert steps > 1
+    again, none = heard(listener, noise(1), "Said otherwise.")
+    assert none == 0
+    assert again.codes is first.codes
+    assert again.text == "Said otherwise."
+    other, _ = heard(listener, noise(2), "Said.")
+    assert not np.array_equal(np.array(other.x_vector), np.array(first.x_vector))
+    alone, _ = heard(listener, noise(1), None)
+    assert alone.codes is None
+    assert np.array_equal(np.array(alone.x_vector), np.array(first.x_vector))
+
+
+@pytest.mark.parametrize(("silence_s", "frames"), [(0.0, 13), (0.5, 19)])
+def test_silence_follows_the_reference(model: Qwen3TTS, silence_s: float, frames: int) -> None:
+    """O06: against the reference's last words in the new audio. The x-vector does not hear it."""
+    voice, _ = heard(Listener(model, silence_s), noise(3), "Said.")
+    assert voice.codes is not None
+    assert voice.codes.shape == (frames, 16)
+    plain, _ = heard(Listener(model, 0.0), noise(3), "Said.")
+    assert plain.codes is not None
+    assert np.array_equal(np.array(voice.codes[:12]), np.array(plain.codes[:12]))
+    assert np.array_equal(np.array(voice.x_vector), np.array(plain.x_vector))
+
+
+def test_an_embedding_of_another_size_is_refused(model: Qwen3TTS) -> None:
+    with pytest.raises(RequestError, match="31 numbers, but this model's have 32"):
+        Listener(model, 0.5).given(np.ones(31, "<f4").tobytes())
+
+
+@pytest.mark.parametrize("length", [40, 64, 70])
+def test_resuming_differs_from_one_pass_by_rounding_only(model: Qwen3TTS, length: int) -> None:
+    rows = mx.array(np.random.default_rng(4).normal(size=(1, 90, 32)).astype(np.float32))
+    state, _, hidden = model.talker.start(rows, model.sampling, 5)
+    prefix = model.talker.prefix(rows[:, :length])
+    found = [model.talker.resume(prefix, rows[:, length:], model.sampling, 5) for _ in range(2)]
+    for resumed, _, other in found:
+        np.testing.assert_allclose(np.array(other), np.array(hidden), atol=1e-4)
+        assert resumed.filled == state.filled == 90
+        for one, two in zip(resumed.cache, state.cache, strict=True):
+            np.testing.assert_allclose(_filled(one), _filled(two), atol=1e-4)
+    assert np.array_equal(np.array(found[0][2]), np.array(found[1][2]))
+
+
+def _filled(cache: mx.array) -> Any:
+    return np.array(cache[:, :, :90])
