@@ -165,12 +165,7 @@ class Talker:
         def start(
             rows: mx.array, length: mx.array, frame: mx.array, key: mx.array, control: Controls
         ) -> tuple[list[mx.array], mx.array, mx.array, mx.array]:
-            cos, sin = rotary(mx.arange(rows.shape[0]), self._dim, self._theta)
-            x, cache = rows, list[mx.array]()
-            for layer in self._layers:
-                queries, keys_values = layer.project(x, layer.turn(cos, sin))
-                cache.append(keys_values)
-                x = layer.finish(x, queries, *mx.split(keys_values, 2), CAUSAL)
+            x, cache = self._through(rows)
             hidden = rms_norm(mx.take(x, length - 1, axis=0), self._norm, self._eps)
             seen = mx.zeros((self.vocabulary,), mx.bool_)
             code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
@@ -179,13 +174,17 @@ class Talker:
         return start
 
     def _prefiller(self, rows: mx.array) -> list[mx.array]:
-        cos, sin = rotary(mx.arange(rows.shape[0]), self._dim, self._theta)
-        x, cache = rows, list[mx.array]()
+        return self._through(rows)[1]
+
+    def _through(self, x: mx.array) -> tuple[mx.array, list[mx.array]]:
+        """Rows [L, H] from position 0 on through all layers → (rows before the last norm, caches of L positions)."""
+        cos, sin = rotary(mx.arange(x.shape[0]), self._dim, self._theta)
+        cache: list[mx.array] = []
         for layer in self._layers:
             queries, keys_values = layer.project(x, layer.turn(cos, sin))
             cache.append(keys_values)
             x = layer.finish(x, queries, *mx.split(keys_values, 2), CAUSAL)
-        return cache
+        return x, cache
 
     def _resumer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array]]:
         def resume(
