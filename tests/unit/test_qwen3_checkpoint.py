@@ -106,7 +106,7 @@ def test_many_faults_are_counted(copy: Callable[..., Path]) -> None:
 def test_a_wrong_shape_is_named(copy: Callable[..., Path]) -> None:
     arrays = _arrays()
     arrays["talker.model.norm.weight"] = mx.ones((3,))
-    with pytest.raises(CheckpointError, match=r"norm\.weight has shape \[3\] instead of \[192\]"):
+    with pytest.raises(CheckpointError, match=r"norm\.weight has shape \[3\] instead of \[\d+\]"):
         load(copy(arrays))
 
 

@@ -177,7 +177,7 @@ class Talker:
         return self._through(rows)[1]
 
     def _through(self, x: mx.array) -> tuple[mx.array, list[mx.array]]:
-        """Rows [L, H] from position 0 on through all layers → (rows before the last norm, caches of L positions)."""
+        """Rows [L, H] at positions 0… through all layers → (rows before the last norm, caches of L positions)."""
         cos, sin = rotary(mx.arange(x.shape[0]), self._dim, self._theta)
         cache: list[mx.array] = []
         for layer in self._layers:
