@@ -52,7 +52,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         choices=("preset", "design", "clone-icl", "clone-xvector"),
         help="measure only first audio: of a voice's first and second request",
     )
-    speech.add_argument("--preset-model", help="with --path: a model whose preset voice is measured beside it")
+    speech.add_argument(
+        "--preset-model", help="with --path: a model whose preset voice is measured beside it"
+    )
     speech.add_argument(
         "--clone-layout",
         choices=("official", "reference_first"),

@@ -1,6 +1,8 @@
 """Fixtures for every layer: one event loop kind, and one running embedded voice for the whole session."""
 
+import inspect
 from collections.abc import AsyncIterator
+from contextvars import Context
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,21 @@ from vivavoce.stages.device import load_blas
 
 # Before any test imports MLX: otherwise this process would compute other last bits than its stage processes.
 load_blas()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Calls a plain test in an empty context.
+
+    While a session's async fixture lives, anyio's plugin notes in the context that a loop runs on this thread;
+    a command that starts its own would be refused.
+    """
+    if inspect.iscoroutinefunction(inspect.unwrap(pyfuncitem.obj)):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames  # pyright: ignore[reportPrivateUsage]
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    Context().run(pyfuncitem.obj, **arguments)
+    return True
 
 
 @pytest.fixture(scope="session")

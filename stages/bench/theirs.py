@@ -21,8 +21,12 @@ class Theirs:
         start = time.perf_counter()
         self._blas = device.load_blas()
         # Not mlx_audio.tts.generate: that one needs PortAudio.
+        from mlx_audio.tts.models.qwen3_tts import qwen3_tts
         from mlx_audio.tts.utils import load
 
+        # It guesses from a weight's shape whether it is transposed already, wrongly for narrow convolutions.
+        # A checkpoint in the released layout never is.
+        qwen3_tts.check_array_shape_qwen3 = lambda _weight: False
         self._model: Any = load(Path(self._plan.folder))
         if self._model.tokenizer is None or self._model.speech_tokenizer is None:
             raise RuntimeError("mlx-audio could not load the checkpoint's tokenizer or codec")

@@ -12,7 +12,8 @@ SHORT = ["--runs", "1", "--frames", "3", "--text", "Hi.", "--json"]
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), [("clone-icl", "base"), ("clone-xvector", "base"), ("design", "design"), ("preset", "custom")]
+    ("path", "name"),
+    [("clone-icl", "base"), ("clone-xvector", "base"), ("design", "design"), ("preset", "custom")],
 )
 def test_first_audio_of_first_and_second_request(
     path: str, name: str, capsys: pytest.CaptureFixture[str]

@@ -196,7 +196,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     make(args.out, args.wheel, args.dequantize)
-    print(verify(args.out))  # noqa: T201
+    print(verify(args.out))
 
 
 if __name__ == "__main__":
