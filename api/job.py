@@ -1,6 +1,7 @@
 """One speech request from admission to its one ending, whatever protocol carries it."""
 
 import asyncio
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
@@ -35,6 +36,8 @@ class SpeechJob:
         self._ticket = edge.admission.enter()
         self._request = edge.client.speak(speak, chunk=edge.layout.speech.max_chunk_frames)
         self._opened = False
+        self._patience = math.inf
+        """When waiting for the next message ends; one wait may be cut into several, to keep a connection alive."""
         self._closed = False
         self._first = b""
         self._ending: Ending | None = None
@@ -138,6 +141,7 @@ class SpeechJob:
     async def _piece(self) -> bytes:
         """The next message's bytes; none where the container still holds them back."""
         await self._await_message()
+        self._patience = math.inf
         message = None
         with anyio.CancelScope(shield=True):  # once taken it must not be lost
             message = await anext(self._request, None)
@@ -150,10 +154,11 @@ class SpeechJob:
 
     async def _await_message(self) -> None:
         limit = self._edge.settings.first_audio_timeout_s
-        try:
-            with anyio.fail_after(limit):
-                await self._request.wait()
-        except TimeoutError:
+        if self._patience == math.inf:
+            self._patience = anyio.current_time() + limit
+        with anyio.move_on_at(self._patience) as wait:
+            await self._request.wait()
+        if wait.cancelled_caught:
             failure = Failure(status=504, code="stalled", message=f"No audio came within {limit:g} s.")
             self._ending = Ending(request=self.speak.request, reason="error", failure=failure)
             self._request.close()

@@ -23,7 +23,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     While a session's async fixture lives, anyio's plugin notes in the context that a loop runs on this thread;
     a command that starts its own would be refused.
     """
-    if inspect.iscoroutinefunction(inspect.unwrap(pyfuncitem.obj)):
+    test = getattr(pyfuncitem.obj, "hypothesis", None)
+    if inspect.iscoroutinefunction(test.inner_test if test else pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames  # pyright: ignore[reportPrivateUsage]
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
