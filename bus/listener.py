@@ -95,14 +95,14 @@ class _Ears:
             raise TapError(
                 f"{self.address} needs keys: have the server's owner make some with `vivavoce keys`"
             )
-        if self.address.startswith("ipc://") and not Path(self.address.removeprefix("ipc://")).exists():
-            raise TapError(f"no server at {self.address}: without an address the one that runs here is found")
         self._keys = keys.read(keys_file) if keys_file is not None else None
         self._next: dict[str, int] = {}
         self._decode = msgspec.msgpack.Decoder(Envelope).decode
         self._decode_message: Callable[[Any], Tapped] = msgspec.msgpack.Decoder(Tapped).decode
 
     def _open(self, socket: zmq.Socket[Any]) -> None:
+        if self.address.startswith("ipc://") and not Path(self.address.removeprefix("ipc://")).exists():
+            raise TapError(f"no server at {self.address}: without an address the one that runs here is found")
         socket.linger = 0
         socket.rcvhwm = self._backlog
         if self._keys is not None:
