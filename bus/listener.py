@@ -100,9 +100,11 @@ class _Ears:
         self._decode = msgspec.msgpack.Decoder(Envelope).decode
         self._decode_message: Callable[[Any], Tapped] = msgspec.msgpack.Decoder(Tapped).decode
 
-    def _open(self, socket: zmq.Socket[Any]) -> None:
+    def _find_server(self) -> None:
         if self.address.startswith("ipc://") and not Path(self.address.removeprefix("ipc://")).exists():
             raise TapError(f"no server at {self.address}: without an address the one that runs here is found")
+
+    def _open(self, socket: zmq.Socket[Any]) -> None:
         socket.linger = 0
         socket.rcvhwm = self._backlog
         if self._keys is not None:
@@ -154,6 +156,7 @@ class Tap(_Ears):
     """Blocks until something comes. Use as a context manager, in one thread."""
 
     def __enter__(self) -> Self:
+        self._find_server()
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)
         self._open(self._socket)
@@ -178,6 +181,7 @@ class AsyncTap(_Ears):
     """For asyncio; the same, with `async`."""
 
     async def __aenter__(self) -> Self:
+        self._find_server()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.SUB)
         self._open(self._socket)
