@@ -16,7 +16,11 @@ REPORT = re.compile(r"([\d.]+) s of speech, first audio after (\d+) ms, RTF ([\d
 
 
 def command(*arguments: str) -> list[str]:
-    run = "import sys; from vivavoce.api.cli import main; sys.exit(main())"
+    # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+    run = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from vivavoce.api.cli import main; sys.exit(main())"
+    )
     return [sys.executable, "-P", "-c", run, *arguments]
 
 
