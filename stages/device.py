@@ -5,7 +5,6 @@ MLX is imported only inside functions: on Linux a real BLAS has to be in the pro
 
 import ctypes
 import sys
-import time
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
@@ -123,31 +122,6 @@ def memory() -> Memory:
     import mlx.core as mx
 
     return Memory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
-
-
-class Progress:
-    """How far the device thread has come. It writes; any thread reads without a lock (each field is one store)."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.busy_since: float | None = None
-        """`time.monotonic()` at the begin of the step that runs now."""
-        self.last = time.monotonic()
-        """`time.monotonic()` at the end of the last step."""
-
-    def __enter__(self) -> None:
-        self.busy_since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self.steps += 1
-        self.last = time.monotonic()
-        self.busy_since = None
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the last progress; 0 while idle."""
-        started = self.busy_since
-        return 0.0 if started is None else time.monotonic() - max(started, self.last)
 
 
 def _cuda_wheel() -> bool:

@@ -3,8 +3,6 @@
 import ctypes
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
@@ -81,34 +79,3 @@ def test_memory_is_counted() -> None:
     found = device.memory()
     assert found.active_bytes >= held.nbytes
     assert found.peak_bytes >= found.active_bytes
-
-
-def test_progress_is_read_from_another_thread() -> None:
-    progress = device.Progress()
-    inside, seen = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with progress:
-            inside.set()
-            seen.wait(5)
-
-    before = time.monotonic()
-    worker = threading.Thread(target=work)
-    worker.start()
-    assert inside.wait(5)
-    assert progress.busy_since is not None
-    assert before <= progress.busy_since <= time.monotonic()
-    assert progress.steps == 0
-    first = progress.age_s
-    assert progress.age_s >= first >= 0
-    seen.set()
-    worker.join(5)
-    assert (progress.steps, progress.busy_since, progress.age_s) == (1, None, 0.0)
-    assert progress.last >= before
-
-
-def test_a_failed_step_is_no_longer_busy() -> None:
-    progress = device.Progress()
-    with pytest.raises(RuntimeError), progress:
-        raise RuntimeError
-    assert progress.busy_since is None
