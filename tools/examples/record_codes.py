@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from vivavoce.bus.channel import Mailbox, Outbox
+from vivavoce.bus.control import Progress
 from vivavoce.bus.layout import load
 from vivavoce.bus.listener import AsyncTap
 from vivavoce.bus.messages import Codes, Ending, Pcm, Seam, Speak, Tensor
@@ -59,7 +60,7 @@ async def decode(recording: Recording) -> bytes:
 
     settings = load("speech").speech
     models = {"model": load_model(find(split_name(settings.models[0])[1]))}
-    stage = CodecDecoderStage(models, settings, device.Progress())
+    stage = CodecDecoderStage(models, settings, Progress())
     parts: list[bytes] = []
 
     class Collector:
