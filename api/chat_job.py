@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import msgspec
 
+from ..bus.errors import RequestError
 from ..bus.messages import (
     Call,
     Chat,
@@ -99,7 +100,11 @@ class ChatJob:
         :raises RequestError: it is refused, or its stage is down.
         """
         await self._ticket.wait()
-        self._edge.refuse_if_down("chat")
+        try:
+            self._edge.refuse_if_down("chat")
+        except RequestError as refused:
+            self._ending = Ending(request=self.chat.request, reason="error", failure=refused.failure)
+            raise
         if not self._opened:
             self._opened = True
             self._queue_s = time.perf_counter() - self._exchange.started

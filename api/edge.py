@@ -3,6 +3,7 @@
 import logging
 import secrets
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from .exchange import Exchanges
 from .job import SpeechJob
 from .metrics import Metrics
 from .schema import Speaking, VoiceId, check_text
+from .timing import stage_seconds
 
 log = logging.getLogger(__name__)
 
@@ -99,26 +101,27 @@ class Edge:
 
     def finished(self, job: SpeechJob) -> None:
         """Called once for every job."""
-        figures, reason = job.figures(), job.ending.reason
-        self.metrics.spoken(job.route, reason, figures, job.ending.text_tokens)
-        log.info(
-            "%s: %s after %d frames",
-            job.route,
-            reason,
-            figures.frames,
-            extra={"request": job.speak.request, "ending": reason, "timing": msgspec.to_builtins(figures)},
-        )
+        figures = job.figures()
+        self.metrics.spoken(job.route, job.ending, figures)
+        timing = {**msgspec.to_builtins(figures), "stages": stage_seconds(job.ending)}
+        _log(job, f"{figures.frames} frames", job.speak.request, timing)
 
     def chatted(self, job: ChatJob) -> None:
         """Called once for every chat job."""
-        figures, reason = job.figures(), job.ending.reason
+        figures = job.figures()
         tokens = job.done.completion_tokens if job.done else 0
         if not job.chat.count_only:
-            self.metrics.chatted(job.route, reason, figures.ttft_s, job.done)
-        log.info(
-            "%s: %s after %d tokens",
-            job.route,
-            reason,
-            tokens,
-            extra={"request": job.chat.request, "ending": reason, "timing": msgspec.to_builtins(figures)},
-        )
+            self.metrics.chatted(job.route, job.ending.reason, figures.ttft_s, job.done)
+        _log(job, f"{tokens} tokens", job.chat.request, msgspec.to_builtins(figures))
+
+
+def _log(job: SpeechJob | ChatJob, made: str, request: str, timing: dict[str, Any]) -> None:
+    failure, reason = job.failure(), job.ending.reason
+    log.info(
+        "%s: %s after %s%s",
+        job.route,
+        reason,
+        made,
+        f": {failure.message}" if failure else "",
+        extra={"request": request, "ending": reason, "timing": timing},
+    )

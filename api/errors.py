@@ -69,6 +69,8 @@ def asked() -> BaseRequestWebsocket:
 
 def answer(failure: Failure, *, retry_after_s: int | None = None) -> Response:
     """The failure in the shape that the requested path has."""
+    if not current().counted:  # a job tells of its ending itself
+        log.info("%s: refused: %s", asked().path, failure.message, extra={"status": failure.status})
     body = shape_of(asked().path)(failure, current().name)
     response = Response(msgspec.json.encode(body), failure.status, content_type="application/json")
     if retry_after_s is not None:

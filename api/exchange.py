@@ -118,7 +118,7 @@ class Guard:
             message = await receive()
             if message["type"] in ("http.disconnect", "websocket.disconnect"):
                 exchange.gone = True
-                exchange.close()
+                exchange.close("The client has left.")
             return message
 
         self._exchanges.add(exchange)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import msgspec
 
+from ..bus.errors import RequestError
 from ..bus.messages import Audio, Ending, Failure, Speak
 from .errors import refusal
 from .exchange import Exchange
@@ -58,7 +59,11 @@ class SpeechJob:
         :raises RequestError: the request ended without any, or a stage is down; the error is what to tell.
         """
         await self._ticket.wait()
-        self._edge.refuse_if_down()
+        try:
+            self._edge.refuse_if_down()
+        except RequestError as refused:
+            self._ending = Ending(request=self.speak.request, reason="error", failure=refused.failure)
+            raise
         if not self._opened:
             self._opened = True
             self._timing.admitted()

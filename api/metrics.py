@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from quart import Blueprint, Response
 
-from ..bus.messages import ChatDone
+from ..bus.messages import ChatDone, Ending
 from ..bus.running import Running
 from .admission import Admission
 from .operations import Operation
@@ -61,7 +61,7 @@ class Metrics:
         )
         self._stage = Histogram(
             "vivavoce_stage_seconds",
-            "Time of one request in one stage.",
+            "Time that a stage's turns took for one request.",
             ["stage"],
             registry=registry,
             buckets=_STAGE,
@@ -76,16 +76,18 @@ class Metrics:
         """A request that never reached a pipeline."""
         self._requests.labels(route, "refused").inc()
 
-    def spoken(self, route: str, ending: str, figures: Figures, text_tokens: int) -> None:
+    def spoken(self, route: str, ending: Ending, figures: Figures) -> None:
         """A speech request that has ended."""
-        self._requests.labels(route, ending).inc()
+        good = ending.reason in ("stop", "length")
+        self._requests.labels(route, ending.reason).inc()
         self._frames.inc(figures.frames)
-        self._tokens.labels("speech_text").inc(text_tokens)
+        self._tokens.labels("speech_text").inc(ending.text_tokens)
         self._underrun.inc(figures.underrun_s)
         for histogram, value in (
             (self._ttfa, figures.ttfa_s),
             (self._audible, figures.ttfa_audible_s),
-            (self._rtf, figures.rtf if ending in ("stop", "length") else None),
+            (self._rtf, figures.rtf if good else None),
+            *((self._stage.labels(name), time.busy_s) for name, time in ending.stages.items()),
         ):
             if value is not None:
                 histogram.observe(value)
@@ -99,9 +101,7 @@ class Metrics:
             self._tokens.labels("chat_prompt").inc(done.prompt_tokens)
             self._tokens.labels("chat_cached").inc(done.cached_tokens)
             self._tokens.labels("chat_completion").inc(done.completion_tokens)
-
-    def staged(self, stage: str, seconds: float) -> None:
-        self._stage.labels(stage).observe(seconds)
+            self._stage.labels("chat").observe(done.prompt_s + done.generation_s)
 
 
 class _Processes(Collector):

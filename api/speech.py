@@ -17,6 +17,7 @@ from .exchange import current
 from .job import SpeechJob
 from .operations import INFERENCE, OBJECT, Operation
 from .schema import SpeechBody, read
+from .timing import stage_seconds
 
 OPERATIONS = (
     Operation(
@@ -97,7 +98,7 @@ def done(job: SpeechJob) -> dict[str, object]:
         "usage": usage(job),
         "finish_reason": ending.reason,
         "seed": job.speak.seed,
-        "timing": msgspec.to_builtins(job.figures()),
+        "timing": {**msgspec.to_builtins(job.figures()), "stages": stage_seconds(ending)},
     }
 
 
@@ -114,7 +115,12 @@ def _described(answer: Response, job: SpeechJob) -> Response:
     answer.headers["X-Channels"] = "1"
     answer.headers["X-Bit-Depth"] = "16"
     answer.headers["X-Seed"] = str(job.speak.seed)
-    spans = {"queue": figures.queue_s, "ttfa": figures.ttfa_s, "audible": figures.ttfa_audible_s}
+    spans = {
+        "queue": figures.queue_s,
+        "ttfa": figures.ttfa_s,
+        "audible": figures.ttfa_audible_s,
+        **stage_seconds(job.ending),
+    }
     answer.headers["Server-Timing"] = ", ".join(
         f"{name};dur={seconds * 1e3:.1f}" for name, seconds in spans.items() if seconds is not None
     )

@@ -4,7 +4,7 @@ import time
 
 import msgspec
 
-from ..bus.messages import Audio
+from ..bus.messages import Audio, Ending
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +22,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of work for each second of audio; waiting for a client that does not read is no work."""
     underrun_s: float
     """How long a player that starts with the first byte would have had nothing to play."""
+
+
+def stage_seconds(ending: Ending) -> dict[str, float]:
+    """What each stage's turns took for the request; nothing yet while it goes on."""
+    return {name: round(time.busy_s, 4) for name, time in ending.stages.items()}
 
 
 class Timing:

@@ -10,6 +10,7 @@ from typing import Generic, Self, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
+import msgspec
 
 from .channel import Inbox, Outbox
 from .messages import (
@@ -171,9 +172,11 @@ class SpeechRequest(OpenRequest[Audio]):
     family = "speech"
 
     def __init__(self, client: Client, speak: Speak, chunk: int) -> None:
-        super().__init__(client, speak)
+        # Frame 1 is begun when frame 0 has been taken: stages in other processes would compete with it.
+        super().__init__(client, msgspec.structs.replace(speak, lookahead=1))
         self._chunk = chunk
-        self._ahead = speak.lookahead
+        self._ahead = 1
+        self._withheld = speak.lookahead - 1
         self._parked_since: float | None = None
         self.parked_s = 0.0
         """How long the pipeline stood still because nothing was taken from here."""
@@ -190,11 +193,12 @@ class SpeechRequest(OpenRequest[Audio]):
 
     async def taken(self, part: Audio) -> None:
         if part.frames:
-            self._ahead += part.frames
+            frames, self._withheld = part.frames + self._withheld, 0
+            self._ahead += frames
             if self._parked_since is not None and self._ahead >= self._chunk:
                 self.parked_s += time.perf_counter() - self._parked_since
                 self._parked_since = None
-            await self._client.send(Credit(request=part.request, frames=part.frames))
+            await self._client.send(Credit(request=part.request, frames=frames))
 
 
 class ChatRequest(OpenRequest[ChatPart]):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-SCHEMA = 2
+SCHEMA = 3
 
 EndReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -293,6 +293,15 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
 
 
+class StageTime(msgspec.Struct, frozen=True, array_like=True):
+    """When a stage had a request, in seconds since 1970."""
+
+    begun: float
+    ended: float
+    busy_s: float
+    """In turns that the stage took for it, waiting for the device included."""
+
+
 class Ending(Message, frozen=True, kw_only=True):
     """The one terminal message of a request."""
 
@@ -300,6 +309,8 @@ class Ending(Message, frozen=True, kw_only=True):
     frames: int = 0
     text_tokens: int = 0
     failure: Failure | None = None
+    stages: dict[str, StageTime] = {}
+    """Of those that the ending has passed."""
 
 
 ToPrompt = Speak | Text | Credit | Close

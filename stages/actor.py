@@ -1,24 +1,40 @@
 """The common life of a stage: requests open with `Speak`, close with `Ending`, and fail alone."""
 
 import logging
+import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+import msgspec
 
 from ..bus.channel import Inbox, Outbox
 from ..bus.errors import RequestError
-from ..bus.messages import Ending, Failure, Message, Speak
+from ..bus.messages import Ending, Failure, Message, Speak, StageTime
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
 
+@dataclass(slots=True)
+class _Clock:
+    begun: float = field(default_factory=time.time)
+    busy_s: float = 0.0
+
+
 class Actor(Generic[R]):
     """A stage that keeps one object of type R for each open request."""
+
+    name = ""
+    """Of the stage, in the times that its endings tell."""
 
     def __init__(self, progress: AbstractContextManager[None] | None = None) -> None:
         self.requests: dict[str, R] = {}
         self._progress = progress or nullcontext()
+        self._clocks: dict[str, _Clock] = {}
+        self._turn = 0.0
+        """When the turn in progress was begun, by `time.perf_counter`."""
 
     def open(self, speak: Speak) -> R:
         """State of a new request."""
@@ -36,8 +52,7 @@ class Actor(Generic[R]):
         raise NotImplementedError
 
     async def end(self, state: R, ending: Ending, outbox: Outbox) -> None:
-        """The request ends: hand out what is left, then pass the ending on."""
-        await outbox.send(ending)
+        """The request ends: hand out what is left, ahead of the ending."""
 
     def open_requests(self) -> tuple[str, ...]:
         return tuple(self.requests)
@@ -46,21 +61,24 @@ class Actor(Generic[R]):
         async for message in inbox:
             try:
                 with self._progress:
+                    self._turn = time.perf_counter()
                     await self._take(message, outbox)
+                    if (clock := self._clocks.get(message.request)) is not None:
+                        clock.busy_s += time.perf_counter() - self._turn
             except Exception as error:  # the request's boundary: one request fails, the stage goes on
                 self.requests.pop(message.request, None)
-                await outbox.send(_failed(message.request, error))
+                await self._pass_on(_failed(message.request, error), outbox)
 
     async def _take(self, message: Message, outbox: Outbox) -> None:
         if isinstance(message, Speak):
+            self._clocks[message.request] = _Clock()
             state, speak = await self.enter(message)
             self.requests[speak.request] = state
             await outbox.send(speak)
             await self.opened(state, outbox)
         elif isinstance(message, Ending):
-            state = self.requests.pop(message.request, None)
-            if state is not None:
-                await self.end(state, message, outbox)
+            if message.request in self.requests:
+                await self.finish(message, outbox)
             elif message.reason == "error":
                 # The stage before could not even open the request: nobody else would tell the client.
                 await outbox.send(message)
@@ -68,9 +86,15 @@ class Actor(Generic[R]):
             await self.handle(state, message, outbox)
 
     async def finish(self, ending: Ending, outbox: Outbox) -> None:
-        """End a request from here."""
-        state = self.requests.pop(ending.request)
-        await self.end(state, ending, outbox)
+        """End an open request, and pass the ending on."""
+        await self.end(self.requests.pop(ending.request), ending, outbox)
+        await self._pass_on(ending, outbox)
+
+    async def _pass_on(self, ending: Ending, outbox: Outbox) -> None:
+        if (clock := self._clocks.pop(ending.request, None)) is not None:
+            spent = StageTime(clock.begun, time.time(), clock.busy_s + time.perf_counter() - self._turn)
+            ending = msgspec.structs.replace(ending, stages={**ending.stages, self.name: spent})
+        await outbox.send(ending)
 
 
 def _failed(request: str, error: Exception) -> Ending:

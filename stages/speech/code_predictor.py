@@ -21,6 +21,8 @@ class _Request:
 
 
 class CodePredictorStage(Actor[_Request]):
+    name = "code_predictor"
+
     def __init__(self, models: Mapping[str, Qwen3TTS], progress: AbstractContextManager[None]) -> None:
         super().__init__(progress)
         self._models = models

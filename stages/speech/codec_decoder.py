@@ -42,6 +42,8 @@ class _Request:
 
 
 class CodecDecoderStage(Actor[_Request]):
+    name = "codec_decoder"
+
     def __init__(
         self, models: Mapping[str, Qwen3TTS], settings: Speech, progress: AbstractContextManager[None]
     ) -> None:
@@ -95,14 +97,12 @@ class CodecDecoderStage(Actor[_Request]):
             first, state.queued = state.queued, None
             await self._hand_out(state, message.request, first[2], outbox)
         if state.silent >= self._silence_limit:
-            ending = Ending(request=message.request, reason="length", frames=state.frames)
-            self.requests.pop(message.request)
-            await outbox.send(ending)
+            # What is queued and gathered lies beyond these frames, and is dropped.
+            await self.finish(Ending(request=message.request, reason="length", frames=state.frames), outbox)
 
     async def end(self, state: _Request, ending: Ending, outbox: Outbox) -> None:
         if ending.reason in ("stop", "length"):
             await self._hand_out_until(state, ending.request, ending.frames, outbox)
-        await outbox.send(ending)
 
     async def _hand_out_until(self, state: _Request, request: str, frames: int, outbox: Outbox) -> None:
         """What is left of the first `frames` frames. The rest is dropped; the state is as if it had not come."""

@@ -25,6 +25,8 @@ class _Request:
 
 
 class EncoderStage(Actor[_Request]):
+    name = "encoder"
+
     def open(self, speak: Speak) -> _Request:
         rate = speak.sample_rate or MODEL_RATE
         tempo = Tempo(speak.speed, rate) if speak.speed != 1 or rate != MODEL_RATE else None
@@ -42,7 +44,6 @@ class EncoderStage(Actor[_Request]):
                 await self._write(state, ending.request, state.tempo.finish(), 0, outbox)
             if tail := state.container.finish():
                 await outbox.send(Audio(request=ending.request, data=tail, frames=0, samples=0))
-        await outbox.send(ending)
 
     async def _write(
         self, state: _Request, request: str, samples: bytes, frames: int, outbox: Outbox

@@ -36,6 +36,8 @@ class _Request:
 class PromptStage(Actor[_Request]):
     """The first stage: it also turns the API's `Close` into the `Ending` that frees every stage behind it."""
 
+    name = "prompt"
+
     def __init__(
         self,
         models: Mapping[str, Qwen3TTS],

@@ -68,6 +68,8 @@ class _Run:
 
 
 class TalkerStage(Actor[_Request]):
+    name = "talker"
+
     def __init__(
         self, models: Mapping[str, Qwen3TTS], settings: Speech, progress: AbstractContextManager[None]
     ) -> None:

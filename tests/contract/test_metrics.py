@@ -2,6 +2,8 @@
 
 import httpx
 import pytest
+
+from vivavoce.bus.messages import FAMILIES
 from prometheus_client.parser import text_string_to_metric_families
 
 TEXT = {"input": "Hi.", "voice": "ryan", "response_format": "pcm"}
@@ -33,6 +35,9 @@ async def test_a_request_is_counted(http: httpx.AsyncClient) -> None:
     assert grown('vivavoce_tokens_total{kind="speech_text"}') > 0
     assert grown("vivavoce_ttfa_seconds_count") == grown("vivavoce_ttfa_audible_seconds_count") == 1
     assert grown("vivavoce_rtf_count") == 1
+    for stage in FAMILIES["speech"]:
+        assert grown(f'vivavoce_stage_seconds_count{{stage="{stage}"}}') == 1
+        assert grown(f'vivavoce_stage_seconds_sum{{stage="{stage}"}}') > 0
     assert after["vivavoce_active_requests"] == after["vivavoce_queued_requests"] == 0
     assert "vivavoce_underrun_seconds_total" in after
     assert after['vivavoce_process_memory_bytes{process="main"}'] > 50e6

@@ -13,6 +13,8 @@ import numpy as np
 import openai
 import pytest
 
+from vivavoce.bus.messages import FAMILIES
+
 SPEECH = "/v1/audio/speech"
 TEXT = {"model": "embedded", "voice": "ryan", "input": "Hi.", "seed": 7}
 LABELS = {
@@ -174,6 +176,10 @@ async def test_timing_is_plausible(http: httpx.AsyncClient) -> None:
     assert timing["audio_s"] == pytest.approx(timing["frames"] * 0.08)
     assert timing["rtf"] > 0
     assert timing["underrun_s"] >= 0
+    assert list(timing["stages"]) == [*FAMILIES["speech"]]
+    assert all(seconds > 0 for seconds in timing["stages"].values())
+    whole = await http.post(SPEECH, json={**TEXT, "stream": False})
+    assert all(f"{stage};dur=" in whole.headers["server-timing"] for stage in FAMILIES["speech"])
 
 
 async def test_request_id_is_honoured(http: httpx.AsyncClient) -> None:

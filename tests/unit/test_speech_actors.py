@@ -1,5 +1,6 @@
 """The actors by themselves, over a model whose answers are scripted: order, endings, credit, cancelling."""
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from vivavoce.bus.messages import (
     Prompt,
     Rows,
     Speak,
+    StageTime,
 )
 from vivavoce.bus.wire import kinds
 from vivavoce.stages.speech.codec_decoder import CodecDecoderStage
@@ -86,6 +88,8 @@ class _Bench:
     ) -> None:
         self._inbox = inbox
         self._out = out
+        self.times: dict[str, StageTime] = {}
+        """What the last ending told of the stages."""
 
     async def give(self, *messages: Message) -> None:
         for message in messages:
@@ -93,10 +97,14 @@ class _Bench:
         await anyio.wait_all_tasks_blocked()
 
     def got(self) -> list[Message]:
-        """What the stage has sent since the last look."""
+        """What the stage has sent since the last look, endings without their times."""
         found: list[Message] = []
         while self._out.statistics().current_buffer_used:
-            found.append(self._out.receive_nowait())
+            message = self._out.receive_nowait()
+            if isinstance(message, Ending):
+                self.times = message.stages
+                message = msgspec.structs.replace(message, stages={})
+            found.append(message)
         return found
 
 
@@ -175,6 +183,17 @@ async def test_an_ending_from_elsewhere_frees_the_request_and_is_passed_on_once(
         await bench.give(SPEAK, PROMPT, cancelled, cancelled, _feedback(0))
         assert bench.got()[2:] == [cancelled]
         assert stage.open_requests() == ()
+
+
+async def test_an_ending_gathers_the_times_of_the_stages_that_it_passes() -> None:
+    before, prompt = time.time(), StageTime(1.0, 2.0, 0.5)
+    async with _running(_talker(_model([5] * 10)), "talker") as bench:
+        await bench.give(SPEAK, PROMPT, Ending(request="r", reason="stop", stages={"prompt": prompt}))
+        bench.got()
+        talker = bench.times["talker"]
+        assert bench.times == {"prompt": prompt, "talker": talker}
+        assert before <= talker.begun <= talker.ended <= time.time()
+        assert 0 < talker.busy_s <= talker.ended - talker.begun + 0.01
 
 
 async def test_one_request_fails_alone() -> None:
