@@ -36,6 +36,15 @@ else:
     Array = Tensor
 
 
+class StageTime(msgspec.Struct, frozen=True, array_like=True):
+    """When a stage had a request, in seconds since 1970."""
+
+    begun: float
+    ended: float
+    busy_s: float
+    """In turns that the stage took for it, waiting for the device included."""
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
     request: str
     """Id of the request, unique for the life of the server."""
@@ -115,6 +124,8 @@ class Prompt(Message, frozen=True, kw_only=True):
     static_key: str = ""
     parts: int = 1
     """How many prompts the text has been cut into; they are spoken one behind the other."""
+    spent: StageTime | None = None
+    """By the stage `prompt` so far: the ending begins behind it."""
 
 
 class Rows(Message, frozen=True, kw_only=True):
@@ -123,6 +134,7 @@ class Rows(Message, frozen=True, kw_only=True):
     rows: Array
     text_tokens: int
     final: bool
+    spent: StageTime | None = None
 
 
 class Hold(Message, frozen=True, kw_only=True):
@@ -291,15 +303,6 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     code: str
     message: str
     param: str | None = None
-
-
-class StageTime(msgspec.Struct, frozen=True, array_like=True):
-    """When a stage had a request, in seconds since 1970."""
-
-    begun: float
-    ended: float
-    busy_s: float
-    """In turns that the stage took for it, waiting for the device included."""
 
 
 class Ending(Message, frozen=True, kw_only=True):

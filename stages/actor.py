@@ -91,10 +91,16 @@ class Actor(Generic[R]):
         await self._pass_on(ending, outbox)
 
     async def _pass_on(self, ending: Ending, outbox: Outbox) -> None:
-        if (clock := self._clocks.pop(ending.request, None)) is not None:
-            spent = StageTime(clock.begun, time.time(), clock.busy_s + time.perf_counter() - self._turn)
-            ending = msgspec.structs.replace(ending, stages={**ending.stages, self.name: spent})
+        if ending.request in self._clocks:
+            stages = {**ending.stages, self.name: self.spent(ending.request)}
+            del self._clocks[ending.request]
+            ending = msgspec.structs.replace(ending, stages=stages)
         await outbox.send(ending)
+
+    def spent(self, request: str) -> StageTime:
+        """Its time so far, the turn in progress included."""
+        clock = self._clocks[request]
+        return StageTime(clock.begun, time.time(), clock.busy_s + time.perf_counter() - self._turn)
 
 
 def _failed(request: str, error: Exception) -> Ending:

@@ -19,7 +19,8 @@ from .qwen3.model import Qwen3TTS
 from .qwen3.prompt import Prompt as PromptRows
 from .qwen3.prompt import TextFeed, build, prefix_rows
 from .qwen3.reference import Listener
-from .text import clean, split
+from .text import split
+from .text_cleaning import Cleaner, clean
 
 DESIGN_LETTERS = 6000
 
@@ -31,6 +32,8 @@ class _Request:
     clone: Clone | None = None
     feed: TextFeed | None = None
     """Of a text that is still arriving."""
+    cleaner: Cleaner | None = None
+    """Of such a text, where it is to be cleaned."""
 
 
 class PromptStage(Actor[_Request]):
@@ -70,11 +73,11 @@ class PromptStage(Actor[_Request]):
 
     async def opened(self, state: _Request, outbox: Outbox) -> None:
         speak = state.speak
+        wanted = self._settings.clean_text if speak.clean is None else speak.clean
         if speak.more_text:
-            state.feed = self._text_feed(state)
+            state.feed, state.cleaner = self._text_feed(state), Cleaner() if wanted else None
             await self._feed(state, state.feed, speak.text, False, outbox)
             return
-        wanted = self._settings.clean_text if speak.clean is None else speak.clean
         text = clean(speak.text) if wanted else speak.text
         # A described voice comes out a little different each time: its parts are as long as a model can speak.
         described = state.model.kind == "voice_design"
@@ -133,6 +136,8 @@ class PromptStage(Actor[_Request]):
         return TextFeed(model, prefix, model.rows.codec_bos)
 
     async def _feed(self, state: _Request, feed: TextFeed, text: str, final: bool, outbox: Outbox) -> None:
+        if state.cleaner is not None:
+            text = state.cleaner.feed(text, final=final)
         feed.add(text, final=final)
         if not feed.started:
             if feed.ready:
@@ -141,7 +146,8 @@ class PromptStage(Actor[_Request]):
         rows, tokens = feed.rows()
         if tokens or final:
             request = state.speak.request
-            await outbox.send(Rows(request=request, rows=rows, text_tokens=tokens, final=final))
+            spent = self.spent(request)
+            await outbox.send(Rows(request=request, rows=rows, text_tokens=tokens, final=final, spent=spent))
 
     async def _start(
         self, state: _Request, rows: PromptRows, final: bool, outbox: Outbox, *, parts: int = 1
@@ -157,6 +163,7 @@ class PromptStage(Actor[_Request]):
                 static=rows.static,
                 static_key=_static_key(state.speak, rows.static),
                 parts=parts,
+                spent=self.spent(state.speak.request),
             )
         )
 

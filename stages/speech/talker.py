@@ -15,7 +15,19 @@ import msgspec
 
 from ...bus.channel import Outbox
 from ...bus.layout import Speech
-from ...bus.messages import Credit, Ending, Feedback, Hidden, Hold, Message, Prompt, Rows, Seam, Speak
+from ...bus.messages import (
+    Credit,
+    Ending,
+    Feedback,
+    Hidden,
+    Hold,
+    Message,
+    Prompt,
+    Rows,
+    Seam,
+    Speak,
+    StageTime,
+)
 from ..actor import Actor
 from ..arrays import array
 from ..cache import ByteCache
@@ -45,6 +57,8 @@ class _Request:
     """Frames of the parts that are spoken."""
     text_tokens: int = 0
     """Of those parts."""
+    prompted: StageTime | None = None
+    """What the stage `prompt` has spent."""
 
 
 @dataclass
@@ -84,6 +98,8 @@ class TalkerStage(Actor[_Request]):
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
         run = state.run
+        if isinstance(message, Prompt | Rows):
+            state.prompted = message.spent
         match message:
             case Prompt():
                 if run is None:
@@ -199,6 +215,7 @@ class TalkerStage(Actor[_Request]):
             reason=reason,
             frames=request.done + frames,
             text_tokens=request.text_tokens + run.text_tokens,
+            stages={} if request.prompted is None else {"prompt": request.prompted},
         )
 
 

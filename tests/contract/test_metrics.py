@@ -2,9 +2,9 @@
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from vivavoce.bus.messages import FAMILIES
-from prometheus_client.parser import text_string_to_metric_families
 
 TEXT = {"input": "Hi.", "voice": "ryan", "response_format": "pcm"}
 
