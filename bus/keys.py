@@ -1,7 +1,7 @@
 """Keys for sockets over TCP: with CURVE both ends prove who they are, and nobody in between can read.
 
 A server's file holds its own pair and the public keys of its clients; a client's file its own pair and the server's
-public key. Whoever holds the server's file is let in too: the machines of one layout share it.
+public key. The machines of one layout share the server's file: it alone opens links. Clients may listen to taps.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from zmq.utils import z85
 
 from .errors import LayoutError
 
-DOMAIN = b"vivavoce"
+MACHINES, GUESTS = b"machines", b"guests"
+"""ZAP domains: sockets for the holders of the server's file alone, and those for its clients too."""
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,13 +30,13 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     server: str | None = None
     """In a client's file: the public key of its server."""
     clients: tuple[str, ...] = ()
-    """In a server's file: the public keys that are let in."""
+    """In a server's file: the public keys of those who may listen to its taps."""
 
-    def serve(self, socket: zmq.Socket[Any]) -> None:
-        """Make the socket, before it binds, take only those who are let in; see `gate`."""
+    def serve(self, socket: zmq.Socket[Any], *, guests: bool = False) -> None:
+        """Make the socket, before it binds, take only the layout's machines, or its `clients` too; see `gate`."""
         socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
         socket.curve_server = True
-        socket.zap_domain = DOMAIN
+        socket.zap_domain = GUESTS if guests else MACHINES
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gate nobody gets in
 
     def connect(self, socket: zmq.Socket[Any]) -> None:
@@ -43,8 +44,8 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
         socket.curve_serverkey = (self.server or self.public).encode()
 
-    def admits(self, client: str) -> bool:
-        return client in (self.public, *self.clients)
+    def admits(self, domain: bytes, client: str) -> bool:
+        return client == self.public or (domain == GUESTS and client in self.clients)
 
 
 def make() -> Keys:
@@ -106,7 +107,7 @@ async def gate(context: zmq.Context[Any], keys: Keys | None) -> AsyncGenerator[N
 
 async def _answer(socket: zmq.asyncio.Socket, keys: Keys) -> None:
     while True:
-        version, number, _domain, _address, _identity, kind, *proof = await socket.recv_multipart()
-        admitted = kind == b"CURVE" and keys.admits(z85.encode(proof[0]).decode())
+        version, number, domain, _address, _identity, kind, *proof = await socket.recv_multipart()
+        admitted = kind == b"CURVE" and keys.admits(domain, z85.encode(proof[0]).decode())
         status = (b"200", b"OK") if admitted else (b"400", b"unknown key")
         await socket.send_multipart([version, number, *status, b"", b""])

@@ -167,6 +167,9 @@ class Taps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Whether outside programs of the same user may listen; without a listener it costs nothing."""
     address: str | None = None
     """`tcp://HOST:PORT` to be listened at from other machines as well; needs `keys`."""
+    collect: str | None = None
+    """`tcp://HOST:PORT` here, where the processes of other machines hand in what their stages send; needs `keys`.
+    Without it only the stages of this machine are heard."""
     backlog: int = 1000
     """Messages kept for a listener that does not read; what comes after is lost to it."""
 

@@ -76,6 +76,7 @@ def _network(layout: Layout) -> Iterator[str]:
         **{f"link.{link.source}→{link.target}.address": link.address for link in layout.link},
         **{f"process.{process.name}.control": process.control for process in layout.process},
         "taps.address": layout.taps.address,
+        "taps.collect": layout.taps.collect,
     }
     given = {key: address for key, address in addresses.items() if address is not None}
     for key, address in given.items():

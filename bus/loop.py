@@ -131,7 +131,8 @@ class Wiring:
         for link in self._links_in():
             self._listen(link)
         if station.taps is not None and self._watch is None:
-            publisher = Publisher(station.context, station.taps, station.layout.taps.backlog, station.tally)
+            backlog = station.layout.taps.backlog
+            publisher = Publisher(station.context, station.taps, backlog, station.tally, station.keys)
             self._watch, self.ended = publisher.watch, publisher.ended
             self._tasks.start_soon(publisher.listen)
 

@@ -106,7 +106,7 @@ class Running:
                     died=self._died,
                     changed=self._changed,
                     keys=keys,
-                    taps=taps,
+                    taps=taps and (self.layout.taps.collect if process.control else taps),
                 )
                 self._supervisors.append(supervisor)
                 lives.start_soon(supervisor.run, self._epochs)
@@ -133,13 +133,13 @@ class Running:
             return None
         source, self.tap = f"ipc://{folder}/taps", f"ipc://{folder}/{SOCKET}"
         Exchange(context, source, self.tap, settings.backlog)
-        if settings.address is not None:
-            try:
-                Exchange(context, self.tap, settings.address, settings.backlog, keys)
-            except zmq.ZMQError as error:
-                raise StartError(
-                    f"taps.address {settings.address}: {error.strerror}; choose another"
-                ) from None
+        further = ("address", self.tap, settings.address), ("collect", settings.collect, source)
+        for key, there, here in further:
+            if there is not None and here is not None:
+                try:
+                    Exchange(context, there, here, settings.backlog, keys)
+                except zmq.ZMQError as error:
+                    raise StartError(f"taps.{key}: {error.strerror}; choose another address") from None
         return source
 
     async def _all_ready(self) -> None:

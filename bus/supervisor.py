@@ -145,7 +145,7 @@ class Supervisor:
                 module=self._module,
                 beat_s=self._settings.beat_s,
                 keys=self._keys,
-                taps=None if process.control else self._taps,
+                taps=self._taps,
             )
             self.beat = Beat(0, 0.0, 0.0, 0, {})
             self._began = time.monotonic()

@@ -1,6 +1,6 @@
 """Taps: outside programs listen to what flows between the stages, without anybody waiting for them.
 
-    stages ─Publisher▶ tap-in ─Exchange▶ tap (Unix socket), or TCP with keys ─▶ listener.Tap, AsyncTap
+    stages ─Publisher▶ taps ─Exchange▶ tap (Unix socket), or TCP with keys ─▶ listener.Tap, AsyncTap
 
 Every message is two frames: the topic `stage.kind.request`, and msgpack of `[schema, sequence, at, message]`. The
 sequence numbers count the messages of one topic; a number that is missing was lost, because the listener did not
@@ -90,11 +90,16 @@ class Tally:
 class Publisher:
     """Publishes what the stages of one loop send. Lossy, and never waits."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, backlog: int, tally: Tally) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], address: str, backlog: int, tally: Tally, keys: Keys | None = None
+    ) -> None:
+        """:param keys: for an address over TCP."""
         self._tally = tally
         self._socket = zmq.asyncio.Context.shadow(context).socket(zmq.XPUB)
         self._socket.linger = 0
         self._socket.sndhwm = backlog
+        if keys is not None and address.startswith("tcp:"):
+            keys.connect(self._socket)
         self._socket.connect(address)
         self._wanted: tuple[str, ...] = ()
         """Beginnings of the topics that somebody listens to."""
@@ -180,18 +185,23 @@ class Exchange:
     def __init__(
         self, context: zmq.Context[Any], source: str, target: str, backlog: int, keys: Keys | None = None
     ) -> None:
-        """Over TCP the source is another exchange's target. Raises zmq.ZMQError for an address not to be had."""
+        """With keys one end is over TCP, and the other joins an exchange that is there.
+
+        Raises zmq.ZMQError for an address not to be had.
+        """
         self._source = context.socket(zmq.XSUB)
         self._target = context.socket(zmq.XPUB)
         self._source.linger = self._target.linger = 0
         self._target.sndhwm = backlog
         try:
-            if keys is None:
-                self._source.bind(source)
-            else:
-                self._source.connect(source)
-                keys.serve(self._target)
-            self._target.bind(target)
+            for end, address in ((self._source, source), (self._target, target)):
+                if keys is None:
+                    end.bind(address)
+                elif address.startswith("ipc:"):
+                    end.connect(address)
+                else:
+                    keys.serve(end, guests=end is self._target)
+                    end.bind(address)
         except zmq.ZMQError:
             self._source.close()
             self._target.close()

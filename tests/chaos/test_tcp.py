@@ -19,7 +19,7 @@ from vivavoce.bus.channel import Mailbox
 from vivavoce.bus.errors import LayoutError, StartError
 from vivavoce.bus.layout import parse
 from vivavoce.bus.listener import AsyncTap
-from vivavoce.bus.messages import LINKS, Credit, Speak
+from vivavoce.bus.messages import LINKS, Credit, Pcm, Speak
 from vivavoce.bus.running import Running
 from vivavoce.bus.wire import Incoming, Outgoing, tag
 
@@ -71,6 +71,11 @@ async def _speak(running: Running, text: str = "hello") -> bytes:
         return b"".join([audio.data async for audio in request])
 
 
+async def _keep_speaking(running: Running) -> None:
+    while True:
+        await _speak(running)
+
+
 async def test_same_audio_over_tcp_and_after_a_restart(start: Start, keys_file: Path) -> None:
     text = NETWORK.format(here="127.0.0.1", there="127.0.0.1", ports=free_ports(2), process="")
     async with start("one") as plain:
@@ -98,11 +103,18 @@ async def test_an_address_that_is_taken_is_said(start: Start, keys_file: Path) -
 
 async def test_a_process_of_another_machine(start: Start, keys_file: Path) -> None:
     """Here a command that runs Python stands for `ssh`: it gets no folder of this machine, only addresses."""
-    ports = free_ports(3)
-    process = f'python = ["env", "{sys.executable}"]\ncontrol = "tcp://127.0.0.1:{ports[2]}"'
+    *ports, control, collect = free_ports(4)
+    process = f'python = ["env", "{sys.executable}"]\ncontrol = "tcp://127.0.0.1:{control}"'
     text = NETWORK.format(here="127.0.0.1", there="127.0.0.1", ports=ports, process=process)
-    async with start(f'name = "net"\nkeys = "{keys_file}"\n{text}') as running:
+    taps = f'[taps]\ncollect = "tcp://127.0.0.1:{collect}"'
+    async with start(f'name = "net"\nkeys = "{keys_file}"\n{text}\n{taps}') as running:
         assert len(await _speak(running)) == 40 * 128
+        with anyio.fail_after(20):
+            async with AsyncTap(running.tap, kind="pcm") as tap, anyio.create_task_group() as tasks:
+                tasks.start_soon(_keep_speaking, running)
+                event = await anext(tap)
+                assert (event.stage, type(event.message)) == ("codec_decoder", Pcm)
+                tasks.cancel_scope.cancel()
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs network namespaces")
@@ -146,12 +158,7 @@ async def test_a_tap_over_tcp(start: Start, tmp_path: Path) -> None:
         AsyncTap(address, kind="ending", keys_file=strangers) as unknown,
         anyio.create_task_group() as tasks,
     ):
-
-        async def ask() -> None:
-            while True:
-                await _speak(running)
-
-        tasks.start_soon(ask)
+        tasks.start_soon(_keep_speaking, running)
         for _ in range(20):
             assert (await anext(known)).kind == "ending"
         with anyio.move_on_after(0.05) as nothing:
@@ -161,10 +168,12 @@ async def test_a_tap_over_tcp(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("right", [True, False])
-async def test_a_link_takes_only_who_has_the_keys(right: bool) -> None:
+async def test_a_link_takes_only_who_has_the_servers_keys(right: bool) -> None:
+    """A client's keys are for taps."""
     context: zmq.Context[Any] = zmq.Context()
     address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-    ours, others = keys.make(), keys.make()
+    others = keys.make()
+    ours = replace(keys.make(), clients=(others.public,))
     wrong = keys.Keys(public=others.public, secret=others.secret, server=ours.public)
     mailbox = Mailbox(4)
     async with keys.gate(context, ours):

@@ -129,8 +129,9 @@ def test_keys_are_made_once_and_let_clients_in(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["keys", str(server), "--client", str(client)]) == 0
     ours, theirs = keys.read(server), keys.read(client)
     assert theirs.server == ours.public
-    assert ours.admits(theirs.public)
-    assert not ours.admits(keys.make().public)
+    assert ours.admits(keys.GUESTS, theirs.public)
+    assert not ours.admits(keys.MACHINES, theirs.public)
+    assert not ours.admits(keys.GUESTS, keys.make().public)
     assert cli.main(["keys", str(client), "--client", str(tmp_path / "more.toml")]) == 1
     assert "give the server's" in capsys.readouterr().err
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
