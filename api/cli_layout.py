@@ -5,6 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import cli_serve
 from .cli_terminal import columns, size
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     listed = actions.add_parser("list", parents=[common], help="the layouts that ship with the package")
     listed.set_defaults(run=run_list)
     explain = actions.add_parser(
-        "explain", parents=[common], help="processes, stages, links, models, settings and memory of a layout"
+        "explain",
+        parents=[common],
+        help="processes, stages, links, models, settings and memory of what `vivavoce serve` would start",
     )
     explain.add_argument("layout", metavar="NAME|FILE")
-    explain.add_argument("--model", action="append", default=[], help="as for `vivavoce serve`; repeatable")
+    cli_serve.add_settings(explain)
     explain.set_defaults(run=run_explain)
 
 
@@ -39,14 +42,11 @@ def run_list(_args: argparse.Namespace) -> int:
 
 
 def run_explain(args: argparse.Namespace) -> int:
-    from ..bus.layout import load
-    from .cli_speak import with_models
-
-    layout = with_models(load(args.layout), args.model)
+    layout = cli_serve.configured(args)
     print(f"{layout.name}: {layout.description}" if layout.description else layout.name)
     print(f"\nProcesses\n{columns(_processes(layout))}")
     print(f"\nLinks\n{columns(_links(layout))}")
-    print(f"\nSettings\n{columns(_settings(layout, args.layout, bool(args.model)))}")
+    print(f"\nSettings\n{columns(_settings(layout, args.layout))}")
     _print_models(layout)
     return 0
 
@@ -71,28 +71,31 @@ def _links(layout: "Layout") -> list[tuple[str, ...]]:
     ]
 
 
-def _settings(layout: "Layout", given: str, models_given: bool) -> list[tuple[str, ...]]:
+def _settings(layout: "Layout", given: str) -> list[tuple[str, ...]]:
     """Every setting with its value and where that came from."""
     import msgspec
+
+    from ..bus.layout import load
 
     file = Path(given)
     shipped = resources.files("vivavoce.configs") / f"{given}.toml"
     name, text = (str(file), file.read_text()) if file.is_file() else (f"{given}.toml", shipped.read_text())
-    written = msgspec.toml.decode(text)
+    written, stored = _flat(msgspec.toml.decode(text)), _flat(msgspec.to_builtins(load(given)))
     rows: list[tuple[str, ...]] = []
-    sections = {
-        name: part
-        for name, part in msgspec.structs.asdict(layout).items()
-        if isinstance(part, msgspec.Struct)
-    }
-    for section, part in sections.items():
-        for key, value in msgspec.structs.asdict(part).items():
-            source = name if key in written.get(section, {}) else "default"
-            if models_given and (section, key) == ("speech", "models"):
-                source = "command line"
-            shown = msgspec.json.encode(value).decode() if key != "api_key" or value is None else "(set)"
-            rows.append((f"{section}.{key}", shown, source))
+    for key, value in _flat(msgspec.to_builtins(layout)).items():
+        source = "command line" if value != stored[key] else name if key in written else "default"
+        shown = msgspec.json.encode(value).decode() if key != "api.api_key" or value is None else "(set)"
+        rows.append((key, shown, source))
     return rows
+
+
+def _flat(layout: dict[str, Any]) -> dict[str, Any]:
+    """Settings by their names in messages, such as `api.port`; processes and links are shown elsewhere."""
+    flat = {key: layout[key] for key in ("keys",) if key in layout}
+    for section, part in layout.items():
+        if isinstance(part, dict):
+            flat |= {f"{section}.{key}": value for key, value in part.items()}
+    return flat
 
 
 def _print_models(layout: "Layout") -> None:

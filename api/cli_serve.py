@@ -20,6 +20,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layout", help="a layout's name or file (default: speech; together where a chat model is given)"
     )
+    add_settings(parser)
+    parser.set_defaults(run=run)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """What the command line may set in the place of the layout; for `configured`."""
     parser.add_argument(
         "--model",
         "--speech-model",
@@ -31,7 +37,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default: the layout's)")
     parser.add_argument("--port", type=int, help="0 takes a free one (default: the layout's)")
     parser.add_argument("--api-key", metavar="KEY", help=f"asked of every client (default: ${KEY}, if set)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

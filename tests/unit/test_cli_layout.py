@@ -63,6 +63,7 @@ def test_explain_says_where_each_setting_came_from(
     assert ["speech.max_chunk_frames", "8", "default"] in lines
     assert ["speech.models", '["again=embedded"]', "command", "line"] in lines
     assert ["api.api_key", "(set)", str(file)] in lines
+    assert ["keys", "null", "default"] in lines
     assert next(line for line in lines if line[:3] == ["prompt", "→", "talker"])[-2:] == ["77", "messages"]
 
 
