@@ -82,6 +82,10 @@ def _operation(operation: Operation, described: dict[type, dict[str, Any]]) -> d
     ]
     if operation.body is not None:
         schema = {"application/json": {"schema": described[operation.body]}}
+        if operation.file:
+            recording = {"properties": {operation.file: {"type": "string", "format": "binary"}}}
+            form = {"allOf": [described[operation.body], recording]}
+            schema["multipart/form-data"] = {"schema": form}
         made["requestBody"] = {"required": True, "content": schema}
     if operation.method != "get":
         made["security"] = [{}, {"bearer": []}, {"header": []}]

@@ -15,7 +15,7 @@ _CAUSES = {
     408: "The body did not arrive in time.",
     409: "The name is taken.",
     413: "The body is larger than this server takes.",
-    415: "The body is not application/json.",
+    415: "The body is of another type.",
     429: "The queue is full; `Retry-After` says when to come back.",
     500: "The server failed.",
     503: "A pipeline is down, or the server is shutting down.",
@@ -58,6 +58,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     body: type | None = None
     """Struct of the JSON body."""
+    file: str = ""
+    """Name of the recording, where the body may also be a form."""
     query: Mapping[str, str] = {}
     """Query parameters and what they mean."""
     answers: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"application/json": OBJECT})

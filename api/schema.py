@@ -129,8 +129,8 @@ async def read_json() -> Any:
         raise RequestError(f"The body is not JSON: {error}", code="invalid_json") from None
 
 
-def convert(value: Any, kind: type[T]) -> T:
-    """A decoded JSON value as this kind.
+def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
+    """A decoded JSON value as this kind; where not `strict`, numbers and truth values may be text.
 
     :raises RequestError: naming the field, and what it may be.
     """
@@ -138,7 +138,7 @@ def convert(value: Any, kind: type[T]) -> T:
         raise RequestError("The body must be a JSON object.", code="invalid_json")
     given: dict[str, Any] = {name: _whole(part) for name, part in value.items() if part is not None}
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(given, kind, strict=strict)
     except (msgspec.ValidationError, OverflowError) as error:
         text, _, where = str(error).partition(" - at `$")
         field = where.strip(".`").split(".")[0].split("[")[0] or None

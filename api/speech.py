@@ -9,14 +9,14 @@ from quart import Blueprint, Response
 
 from ..bus.errors import RequestError
 from ..bus.formats import FORMATS
-from . import sse
+from . import forms, sse
 from .cloning import likeness
 from .edge import Edge
 from .errors import BrokenOffError, openai_shape
 from .exchange import current
 from .job import SpeechJob
 from .operations import INFERENCE, OBJECT, Operation
-from .schema import SpeechBody, read
+from .schema import SpeechBody
 from .timing import stage_seconds
 
 OPERATIONS = (
@@ -25,11 +25,12 @@ OPERATIONS = (
         path="/v1/audio/speech",
         summary="Speak a text: streamed as it is made, as events, or whole.",
         body=SpeechBody,
+        file="ref_audio",
         answers={
             **{kind.content_type: {"type": "string", "format": "binary"} for kind in FORMATS.values()},
             "text/event-stream": OBJECT,  # each event
         },
-        errors=INFERENCE,
+        errors=(*INFERENCE, 403),
     ),
 )
 
@@ -39,7 +40,9 @@ def blueprint(edge: Edge) -> Blueprint:
 
     @routes.post("/v1/audio/speech")
     async def speech() -> Response:
-        body = await read(SpeechBody)
+        body, recording = await forms.read(SpeechBody, edge.settings, "ref_audio")
+        if recording is not None:
+            body.ref_audio = base64.b64encode(recording).decode()
         events = body.stream_format == "sse"
         whole = body.stream is False and not events
         voice = await likeness(body, edge)

@@ -4,18 +4,16 @@ from functools import partial
 from typing import Any
 
 import anyio.to_thread
-import msgspec
 from quart import Blueprint, request
 
 from ..bus.control import ModelInfo
 from ..bus.errors import RequestError
 from ..configs.voice_store import StoredVoice, check_name
-from . import references
-from .auth import check_origin
+from . import forms, references
 from .catalog import Catalog
 from .edge import Edge
 from .operations import OBJECT, Operation
-from .schema import VoiceBody, convert, read_json
+from .schema import VoiceBody
 
 OPERATIONS = (
     Operation(
@@ -28,8 +26,9 @@ OPERATIONS = (
     Operation(
         method="post",
         path="/v1/audio/voices",
-        summary="Store a voice to imitate; also as multipart/form-data with the recording in `audio_sample`.",
+        summary="Store a voice to imitate.",
         body=VoiceBody,
+        file="audio_sample",
         errors=(400, 401, 403, 408, 409, 413, 415, 500),
     ),
     Operation(
@@ -64,10 +63,7 @@ def blueprint(edge: Edge) -> Blueprint:
 
     @routes.post("/v1/audio/voices")
     async def add() -> dict[str, Any]:
-        form = request.mimetype.lower() == "multipart/form-data"
-        if form:  # which browsers let any page send
-            check_origin(request.headers.get("Origin"), request.host, edge.settings)
-        body, data = await _form() if form else (convert(await read_json(), VoiceBody), None)
+        body, data = await forms.read(VoiceBody, edge.settings, "audio_sample", "file")
         return described(edge, await store(edge, body, data))
 
     @routes.delete("/v1/audio/voices/<path:name>")
@@ -191,15 +187,6 @@ async def store(edge: Edge, body: VoiceBody, data: bytes | None) -> StoredVoice:
         description=body.description,
     )
     return await anyio.to_thread.run_sync(add)
-
-
-async def _form() -> tuple[VoiceBody, bytes | None]:
-    """The fields and the file of a multipart body. What the client calls the file is of no interest."""
-    fields, files = await request.form, await request.files
-    known = {field.encode_name for field in msgspec.structs.fields(VoiceBody)}
-    body = convert({name: value for name, value in fields.items() if name in known}, VoiceBody)
-    sample = files.get("audio_sample") or files.get("file")
-    return body, None if sample is None else sample.read()
 
 
 def _imitators(catalog: Catalog) -> list[str]:

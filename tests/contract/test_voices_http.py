@@ -248,3 +248,36 @@ async def test_a_batch_and_events_in_a_cloned_voice(http: httpx.AsyncClient) -> 
     reply = await http.post(SPEECH, json=body(**CLONE, stream_format="sse"))
     pieces = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
     assert b"".join(base64.b64decode(piece["audio"]) for piece in pieces if "audio" in piece) == want
+
+
+async def test_a_form_is_as_good_as_json(http: httpx.AsyncClient) -> None:
+    """Numbers and truth values are text in it; what is left empty is as if it were absent."""
+    form = {**{name: str(value) for name, value in body().items()}, "model": "base", "speed": ""}
+    clone = {"ref_text": str(CLONE["ref_text"]), "x_vector_only_mode": "false"}
+    reply = await http.post(SPEECH, data={**form, **clone}, files={"ref_audio": ("a/b.wav", wav())})
+    assert reply.content == await spoken(http, **CLONE), reply.text[:300]
+    numbers = [0.1] * 32
+    reply = await http.post(SPEECH, data=form, files={"speaker_embedding": (None, json.dumps(numbers))})
+    assert reply.content == await spoken(http, model="base", speaker_embedding=numbers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "recording", "param"),
+    [
+        ({"input": ""}, wav(), "input"),
+        ({"speed": "fast"}, wav(), "speed"),
+        ({"seed": "1.5"}, wav(), "seed"),
+        ({"stream": "maybe"}, wav(), "stream"),
+        ({"speaker_embedding": "[1, "}, wav(), "speaker_embedding"),
+        ({}, b"", "ref_audio"),
+        ({}, b"no sound", "ref_audio"),
+        ({"voice": "ryan", "model": "custom"}, wav(), "ref_audio"),
+    ],
+)
+async def test_a_wrong_form_is_refused_by_its_field(
+    http: httpx.AsyncClient, fields: dict[str, str], recording: bytes, param: str
+) -> None:
+    form = {"input": "Hi.", "model": "base", **fields}
+    reply = await http.post(SPEECH, data=form, files={"ref_audio": recording})
+    assert reply.status_code == 400, reply.text[:300]
+    assert reply.json()["error"]["param"] == param
