@@ -15,7 +15,6 @@ from ..bus.errors import RequestError
 Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 Rate = Literal[8000, 12000, 16000, 22050, 24000, 32000, 44100, 48000]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Text = Annotated[str, Meta(min_length=1)]
 
 
 class VoiceId(msgspec.Struct):
@@ -73,7 +72,7 @@ class VoiceBody(msgspec.Struct, kw_only=True):
 class SpeechBody(Speaking, kw_only=True):
     """Body of `POST /v1/audio/speech`."""
 
-    input: Text
+    input: str
     stream: bool | None = None
     """Absent means stream; false means the whole body at once."""
     stream_format: Literal["audio", "sse"] = "audio"
@@ -91,7 +90,7 @@ class SessionConfig(Speaking, kw_only=True):
 class BatchItem(Speaking, kw_only=True):
     """One text of a batch, with what is different for it."""
 
-    input: Text
+    input: str
 
 
 class BatchBody(Speaking, kw_only=True):
@@ -174,8 +173,12 @@ def check_text(text: str, longest: int) -> str:
     """
     check_length(len(text), longest)
     if not any(unicodedata.category(letter)[0] not in "ZC" for letter in text):
-        raise RequestError("`input` is empty: there is nothing to say.", "input", code="empty_input")
+        raise nothing_to_say("input")
     return text
+
+
+def nothing_to_say(field: str) -> RequestError:
+    return RequestError(f"`{field}` is empty: there is nothing to say.", field, code="empty_input")
 
 
 def check_length(letters: int, longest: int) -> None:

@@ -1,10 +1,11 @@
 """WebSocket `/v1/audio/speech/stream`: text comes in pieces and goes into one running request, audio comes back.
 
-    client   session.config {…}   input.text {text}   input.done   cancel   session.close
+    client   session.config {…}   input.text {text}   input.done   playback {samples}   cancel   session.close
     server   audio.start {…}   binary, or audio.chunk {audio}   audio.done {…}   session.done   cancelled   error
 
 An utterance is what lies between the first `input.text` and `input.done`. The next one may begin while the last is
-still being sent; their audio comes one after the other.
+still being sent; their audio comes one after the other. A client may say how many samples of an utterance it has
+played, with `playback` or in `cancel`; `cancelled` then says what text was heard.
 """
 
 import base64
@@ -22,7 +23,7 @@ from .edge import Edge
 from .errors import openai_shape
 from .exchange import Exchange, current
 from .job import SpeechJob
-from .schema import SessionConfig, check_length, convert
+from .schema import SessionConfig, check_length, convert, nothing_to_say
 from .speech import done
 
 IDLE_S = 60.0
@@ -76,7 +77,7 @@ class Session:
         self.close_reason = ""
 
     def close(self) -> None:
-        self.close_code, self.close_reason = 1001, self._exchange.why
+        self.close_code, self.close_reason = 1001, self._exchange.failure.message
         self._scope.cancel()
 
     async def run(self) -> None:
@@ -132,10 +133,14 @@ class Session:
                 await self._text(text, tasks)
             case {"type": "input.done"}:
                 await self._done()
+            case {"type": "playback", "samples": int(samples)} if samples >= 0:
+                self._played(message.get("utterance_index"), samples)
             case {"type": "cancel"}:
+                if isinstance(samples := message.get("samples"), int) and samples >= 0:
+                    self._played(message.get("utterance_index"), samples)
                 await self._cancel_all()
             case _:
-                known = "session.config, input.text, input.done, cancel, session.close"
+                known = "session.config, input.text, input.done, playback, cancel, session.close"
                 raise RequestError(f"Unknown message {message.get('type')!r}; known: {known}.", "type")
 
     async def _text(self, text: str, tasks: anyio.abc.TaskGroup) -> None:
@@ -183,18 +188,25 @@ class Session:
         if utterance is None or utterance.job is None:
             if utterance is not None:
                 self._utterances.remove(utterance)
-            raise RequestError("There is nothing to say.", "text", code="empty_input")
+            raise nothing_to_say("text")
         await utterance.job.text("", final=True)
+
+    def _played(self, index: Any, samples: int) -> None:
+        """The client has played so much of an utterance, by default of the one that is being sent."""
+        for utterance in self._utterances[:1] if index is None else self._utterances:
+            if index in (None, utterance.index) and utterance.job is not None:
+                utterance.job.played = samples
 
     async def _cancel_all(self) -> None:
         """Barge-in: everything stops, and the client is told of each utterance."""
-        open_now = list(self._utterances) or [None]
-        for utterance in open_now:
+        for utterance in list(self._utterances) or [None]:
+            told: dict[str, Any] = {"utterance_index": None, "frames": 0}
             if utterance is not None:
                 self._cancel(utterance)
-            index = None if utterance is None else utterance.index
-            frames = 0 if utterance is None or utterance.job is None else utterance.job.figures().frames
-            await self._send({"type": "cancelled", "utterance_index": index, "frames": frames})
+                told["utterance_index"] = utterance.index
+                if utterance.job is not None:
+                    told |= {"frames": utterance.job.figures().frames, **utterance.job.position()}
+            await self._send({"type": "cancelled", **told})
 
     def _cancel(self, utterance: Utterance) -> None:
         if utterance is self._filling:

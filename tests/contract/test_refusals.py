@@ -34,6 +34,8 @@ async def test_nothing_to_say(http: httpx.AsyncClient, server: Any, form: dict[s
         reply = await http.post(SPEECH, json=body)
         assert reply.status_code == 400
         assert error_of(reply)["param"] == "input"
+        if isinstance(text, str) and text != "absent":
+            assert error_of(reply)["code"] == "empty_input"
     assert server.running.processes()[0].device_steps == before
 
 
