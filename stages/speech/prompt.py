@@ -138,7 +138,7 @@ class PromptStage(Actor[_Request]):
     async def _feed(self, state: _Request, feed: TextFeed, text: str, final: bool, outbox: Outbox) -> None:
         if state.cleaner is not None:
             text = state.cleaner.feed(text, final=final)
-        feed.add(text, final=final)
+        feed.add(text, final=final, words=state.cleaner is not None)
         if not feed.started:
             if feed.ready:
                 await self._start(state, feed.prompt(), final, outbox)

@@ -162,9 +162,13 @@ async def test_a_long_text_is_one_stream_of_parts(family: Running) -> None:
 
 
 async def test_text_in_pieces_in_a_cloned_voice(family: Running) -> None:
-    """The pieces' bounds change nothing; the reference comes before all of the text."""
+    """The pieces' bounds change nothing, nor do marks; the reference comes before all of the text."""
     found = set[bytes]()
-    for pieces in (["Hello, ", "world, here I am. "], ["Hello, wor", "ld, here", " I am. "]):
+    for pieces in (
+        ["Hello, ", "world, here I am. "],
+        ["Hello, wor", "ld, here", " I am. "],
+        ["*Hello", ", wor", "ld*, [he", "re](x.org) I", " <b>am.", "\n"],
+    ):
         with anyio.fail_after(60):
             async with family.client.speak(speak("icl", "", more_text=True)) as request:
                 for piece in pieces:

@@ -14,6 +14,7 @@ from vivavoce.stages.speech.qwen3.config import released
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
 from vivavoce.stages.speech.qwen3.prompt import TextFeed, build, resolve_language, resolve_voice
 from vivavoce.stages.speech.qwen3.tokenizer import BytePairTokenizer, ByteTokenizer, Templates
+from vivavoce.stages.speech.text_cleaning import Cleaner, clean
 
 CHECKPOINTS = Path(__file__).parents[1] / "golden" / "data" / "checkpoints"
 PARTS = frozenset({"prompt"})
@@ -96,15 +97,25 @@ PIECES = st.lists(st.text(alphabet=" \n\t.,;'aB3é你¿\u0301\r", max_size=6), m
 
 
 @settings(max_examples=200, deadline=None)
-@given(pieces=PIECES)
-def test_text_in_pieces_has_the_tokens_of_the_whole(pieces: list[str]) -> None:
-    tokenizer = BytePairTokenizer(CHECKPOINTS / "custom06")
+@given(pieces=PIECES, cleaned=st.booleans())
+def test_text_in_pieces_has_the_tokens_of_the_whole(pieces: list[str], cleaned: bool) -> None:
+    tokenizer, cleaner = BytePairTokenizer(CHECKPOINTS / "custom06"), Cleaner()
     feed = TextFeed(_Words(tokenizer), mx.zeros((1, 0, 1)), mx.zeros((1, 1, 1)))  # pyright: ignore[reportArgumentType]
     rows: list[float] = []
     for place, piece in enumerate(pieces):
-        feed.add(piece, final=place == len(pieces) - 1)
+        final = place == len(pieces) - 1
+        feed.add(cleaner.feed(piece, final=final) if cleaned else piece, final=final, words=cleaned)
         rows += np.array(feed.rows()[0])[0, :, 0].tolist()
-    assert rows == [*tokenizer.encode("".join(pieces)), -1]
+    text = "".join(pieces)
+    assert rows == [*tokenizer.encode(clean(text) if cleaned else text), -1]
+
+
+def test_a_word_that_has_ended_need_not_wait_for_the_next() -> None:
+    feed = TextFeed(_Words(ByteTokenizer()), mx.zeros((1, 0, 1)), mx.zeros((1, 1, 1)))  # pyright: ignore[reportArgumentType]
+    feed.add("Hi", final=False)
+    assert not feed.ready
+    feed.add("", final=False, words=True)
+    assert feed.ready
 
 
 class _Words:

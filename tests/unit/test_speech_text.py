@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.stages.speech.text import clean, split
+from vivavoce.stages.speech.text import split
+from vivavoce.stages.speech.text_cleaning import FARTHEST, Cleaner, clean
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,11 @@ from vivavoce.stages.speech.text import clean, split
         ("Is it?\n---\n# What? #\nYes.", "Is it?\n\nWhat?\nYes."),
         ("family 👩‍👩‍👧 ❤️ and ✨", "family and"),
         ("~~old~~ new", "old new"),
+        ("A <!-- no\n\nno --> B\n<!-- x -->\nC <!-- open", "A B\nC"),
+        ("Before.\n\n~~~\nx\n~~~\n\n😀\n\nAfter.", "Before.\n\nAfter."),
+        ("# Plan 🚀\r\n## Done! 🎉\r\nText  \r\n", "Plan.\nDone!\nText"),
+        ("**bold _both_ and `code`**, _use snake_case_", "bold both and code, use snake_case"),
+        ("你好，**世界**。看 https://x.org/a，好。", "你好，世界。看，好。"),
     ],
 )
 def test_marks_are_taken_out_and_words_stay(raw: str, plain: str) -> None:
@@ -51,16 +57,73 @@ def test_plain_text_comes_back_as_it_is(text: str) -> None:
     assert clean(text) == text
 
 
+MARKS = """word **bold *slant _low ~~old ` `` [text ](https://x.org/a) ](a (b) ! https://x.org www. <b> <br/> <b
+</p> > <!-- --> # ## - * + | --- :-: ``` ~~~ 😀 ❤️ 中文，。 . , ? 's \\ \ufdd0 \u200d"""
+SPACES = [" ", "  ", "\t", "\n", "\n\n", "\r\n"]
+PIECES = st.lists(st.sampled_from([*MARKS.split(), *SPACES, "x" * FARTHEST]), max_size=30)
+
+
+@given(st.one_of(st.text(max_size=200), PIECES.map("".join), PIECES.map(" ".join)), st.data())
+def test_a_text_in_pieces_comes_out_as_when_cleaned_whole(text: str, data: st.DataObject) -> None:
+    cleaner, made, left = Cleaner(), "", text
+    while left:
+        size = data.draw(st.integers(1, 12))
+        piece, left = cleaner.feed(left[:size]), left[size:]
+        assert not (made[-1:].isalnum() and piece[:1].isalnum())
+        made += piece
+    assert made + cleaner.feed("", final=True) == clean(text)
+
+
 @given(st.text(max_size=300))
-def test_cleaning_never_fails_and_is_soon_done(text: str) -> None:
-    once = clean(text)
-    assert len(once) <= len(text) + text.count("#") + text.count("|")
+def test_cleaning_never_fails_and_adds_little(text: str) -> None:
+    assert len(clean(text)) <= len(text) + text.count("#") + text.count("|")
 
 
-def test_hostile_marks_cost_no_time() -> None:
-    """A quadratic pattern would take minutes."""
-    for mark in ("[", "*", "<a ", "`", "_a", "![](", "https://", "**a", "~~~\n", "|", "\n# "):
-        clean(mark * (20_000 // len(mark)))
+def test_only_what_may_still_change_is_held_back() -> None:
+    fed = {
+        "Sure! ": "Sure!",
+        "**First**, ": " First,",
+        "do ": " do",
+        "*this one* ": " this one",
+        "or [the ": " or",
+        "map](http://x.y/z), ": " the map,",
+        "2 * 3.\n": " 2 * 3.",
+        "# Head\n": "\nHead.",
+        "- ": "",
+        "item ": "\nitem",
+        "one": "",
+    }
+    cleaner = Cleaner()
+    assert [cleaner.feed(piece) for piece in fed] == list(fed.values())
+    assert cleaner.feed("", final=True) == " one"
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "[",
+        "*",
+        "<a ",
+        "`",
+        "_a",
+        "![](",
+        "https://",
+        "**a",
+        "~~~\n",
+        "|",
+        "\n# ",
+        "_a ",
+        "*a ",
+        "[a](b ",
+        "x",
+    ],
+)
+def test_hostile_marks_cost_no_time(mark: str) -> None:
+    """A quadratic pattern, or looking at a line anew with each word, would take minutes."""
+    text, cleaner = mark * (20_000 // len(mark)), Cleaner()
+    clean(text)
+    for at in range(0, len(text), 4):
+        cleaner.feed(text[at : at + 4])
 
 
 SENTENCE = "The living voice leaves before the second frame is begun. "

@@ -192,10 +192,11 @@ class TextFeed:
         self._final = False
         self.started = False
 
-    def add(self, text: str, *, final: bool) -> None:
-        """More text; `final` says that there is no more after it."""
+    def add(self, text: str, *, final: bool, words: bool = False) -> None:
+        """More text; `final` says that there is no more after it, `words` that it ends no word before its end."""
         self._pending += text
-        cut = len(self._pending) if final else _boundary(self._pending)
+        whole = final or (words and self._pending[-1:].isalnum())
+        cut = len(self._pending) if whole else _boundary(self._pending)
         if cut > 0:
             self._ids += self._model.tokenizer.encode(self._pending[:cut])
             self._pending = self._pending[cut:]
