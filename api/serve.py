@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, cast
 
 import anyio
@@ -18,6 +19,7 @@ from ..bus.layout import Layout
 from ..bus.running import Running
 from .app import create_app
 from .edge import Edge
+from .errors import BrokenOffError
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ async def serve(
     bound = bind(layout.api.host, layout.api.port)
     try:
         stop = anyio.Event()
+        asyncio.get_running_loop().set_exception_handler(partial(_report, stop))
         with anyio.CancelScope() as everything, _Signals(stop, everything) as signals:
             async with Running(layout, notify) as running:
                 signals.loaded = True
@@ -91,6 +94,12 @@ async def _drain(edge: Edge, seconds: float) -> None:
         await edge.exchanges.wait_empty()
 
 
+def _report(stop: anyio.Event, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What nobody waits for any more. Connections that are broken off at the end are no news."""
+    if not (stop.is_set() and isinstance(context.get("exception"), asyncio.CancelledError | BrokenOffError)):
+        loop.default_exception_handler(context)
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket; port 0 takes a free one.
 
@@ -131,6 +140,8 @@ class _Signals:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def _received(self) -> None:
+        if self._stop.is_set():
+            log.warning("Stopped by a second signal: what was open is broken off.")
         if self._stop.is_set() or not self.loaded:
             self._everything.cancel()
         self._stop.set()
