@@ -18,6 +18,7 @@ from . import (
     models,
     openapi,
     page,
+    requests,
     responses,
     socket,
     speech,
@@ -38,12 +39,24 @@ def create_app(running: Running) -> Quart:
     cors.install(app, edge.settings)
     auth.install(app, edge.settings)
     errors.install(app)
-    for part in (speech, batch, socket, chat, messages, completions, responses, voices, models, health):
+    for part in (
+        speech,
+        batch,
+        socket,
+        chat,
+        messages,
+        completions,
+        responses,
+        requests,
+        voices,
+        models,
+        health,
+    ):
         app.register_blueprint(part.blueprint(edge))
     app.register_blueprint(metrics.blueprint(edge.metrics))
     app.register_blueprint(page.blueprint())
     inference = (speech, batch, chat, messages, completions, responses)
-    documented = (*inference, voices, models, health, metrics, page, openapi)
+    documented = (*inference, requests, voices, models, health, metrics, page, openapi)
     operations = [operation for part in documented for operation in part.OPERATIONS]
     app.register_blueprint(openapi.blueprint(operations))
 

@@ -1,22 +1,24 @@
 """`POST /v1/chat/completions`: a conversation in, the next message of it as it is made, or whole."""
 
-from collections.abc import AsyncIterator
+import base64
+from collections.abc import Iterator
 from typing import Any
 
-import anyio
 import msgspec
 from quart import Blueprint, Response
 
-from ..bus.errors import RequestError
-from ..bus.messages import Call, ChatDelta, ChatDone, ChatFinished, Drawn, Likely
+from ..bus.messages import Call, ChatDelta, ChatDone, ChatFinished, Drawn, Failure, Likely
 from . import sse
-from .chat_job import AT_ONCE_S, ChatJob, Choice
+from .chat_job import ChatJob, Choice
 from .chat_schema import ChatBody, chat_of
 from .edge import Edge
 from .errors import openai_shape
 from .exchange import current
+from .job import SpeechJob
 from .operations import INFERENCE, OBJECT, Operation
 from .schema import read
+from .spoken import Joined, Spoken, Transcripts, speak_of
+from .talk import Talk, begin
 
 OPERATIONS = (
     Operation(
@@ -35,47 +37,45 @@ LEAST_LOGPROB = -9999.0
 
 def blueprint(edge: Edge) -> Blueprint:
     routes = Blueprint("chat", __name__)
+    transcripts = Transcripts()
 
     @routes.post("/v1/chat/completions")
     async def completions() -> Response:
         body = await read(ChatBody)
-        model = edge.catalog.find(body.model, "chat")
-        chat = chat_of(body, current().id, model.name, edge.layout.chat.lookahead_tokens)
-        job = ChatJob(edge, current(), chat, "chat")
-        talk = _Talk(job, body)
-        return await answered(edge, job, body.stream, talk.events, talk.whole)
+        body.messages = transcripts.recall(body.messages)
+        speak = await speak_of(edge, body) if "audio" in body.modalities else None
+        job = begin(edge, body, chat_of, "chat")
+        spoken = Spoken(job, SpeechJob(edge, current(), speak, "chat_audio")) if speak else None
+        talk = _Talk(job, body, spoken, transcripts)
+        return await talk.answer(edge.settings.keep_alive_s, streamed=body.stream)
 
     _ = completions
     return routes
 
 
-async def answered(
-    edge: Edge, job: ChatJob, streamed: bool, events: Any, whole: Any, headers_s: float = AT_ONCE_S
-) -> Response:
-    """A stream of `events(keep_alive_s)`, whose status is that of the acceptance, or `whole(choices)` as JSON."""
-    if not streamed:
-        await job.start()
-        return Response(msgspec.json.encode(whole(await job.whole())), content_type="application/json")
-    with anyio.move_on_after(headers_s):
-        await job.read()
-    return sse.response(events(edge.settings.keep_alive_s))
+class _Talk(Talk[ChatDelta | ChatFinished | bytes]):
+    """In OpenAI's words."""
 
-
-class _Talk:
-    """The answer to one request, in OpenAI's words."""
-
-    def __init__(self, job: ChatJob, body: ChatBody) -> None:
-        self._job = job
+    def __init__(self, job: ChatJob, body: ChatBody, spoken: Spoken | None, transcripts: Transcripts) -> None:
+        super().__init__(job, spoken or job)
         self._body = body
-        self._id = f"chatcmpl-{job.chat.request.removeprefix('req-')}"
+        self._spoken = spoken
+        self._transcripts = transcripts
+        key = job.name.removeprefix("req-")
+        self._id, self._audio_id = f"chatcmpl-{key}", f"audio_{key}"
+        self._audio = Joined()
+        self._said = ""
+        """The text so far of a reply that is spoken."""
         self._calls: dict[int, int] = {}
         """How many calls of each choice have been told."""
+        self._named = False
+        """Whether the id of the audio has been told."""
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
         return {
             **self._head("chat.completion"),
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
-            **totals(self._job),
+            **self._totals(),
         }
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -87,6 +87,15 @@ class _Talk:
         }
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
+        if self._spoken and self._spoken.audio:
+            message["audio"] = {
+                "id": self._audio_id,
+                "data": base64.b64encode(self._spoken.audio).decode(),
+                "transcript": choice.text,
+                "expires_at": self._transcripts.keep(self._audio_id, choice.text),
+            }
+            if "text" not in self._body.modalities:
+                message["content"] = None
         if calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": _function(call)} for call in calls
@@ -98,40 +107,53 @@ class _Talk:
             "finish_reason": choice.reason,
         }
 
-    async def events(self, keep_alive_s: float) -> AsyncIterator[bytes]:
-        job = self._job
-        try:
-            async for comment in sse.comments_until(job.start, keep_alive_s):
-                yield comment
-        except RequestError as error:
-            yield failed(error.failure, job)
-            return
-        for index in range(job.chat.n):
+    def begin(self) -> Iterator[bytes]:
+        for index in range(self.job.chat.n):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        async for part in job.parts(keep_alive_s):
-            if part is None:
-                yield sse.COMMENT
-                continue
-            for chunk in self._told(part):
-                yield chunk
-        if failure := job.failure():
-            yield failed(failure, job)
-            return
+
+    def end(self) -> Iterator[bytes]:
         if self._usage:
-            yield sse.data({**self._head("chat.completion.chunk"), "choices": [], **totals(job)})
+            yield sse.data({**self._head("chat.completion.chunk"), "choices": [], **self._totals()})
         yield sse.DONE
 
-    def _told(self, part: ChatDelta | ChatFinished) -> list[bytes]:
-        if isinstance(part, ChatFinished):
-            return [self._chunk(part.choice, {}, reason=part.reason)]
-        chunks: list[bytes] = []
-        delta: dict[str, Any] = {}
-        if part.reasoning:
-            delta["reasoning_content"] = part.reasoning
-        if part.text:
-            delta["content"] = part.text
-        if delta or part.drawn:
-            chunks.append(self._chunk(part.choice, delta, drawn=part.drawn))
+    def failed(self, failure: Failure) -> bytes:
+        return failed(failure, self.job)
+
+    def tell(self, part: ChatDelta | ChatFinished | bytes) -> Iterator[bytes]:
+        match part:
+            case bytes():
+                if data := self._audio.feed(part):
+                    yield self._chunk(0, {"audio": self._voice(data=data)})
+            case ChatFinished():
+                yield from self._heard()
+                yield self._chunk(part.choice, {}, reason=part.reason)
+            case ChatDelta():
+                delta: dict[str, Any] = {}
+                if part.reasoning:
+                    delta["reasoning_content"] = part.reasoning
+                if part.text and "text" in (self._body.modalities or ["text"]):
+                    delta["content"] = part.text
+                if part.text and self._spoken:
+                    delta["audio"] = self._voice(transcript=part.text)
+                    self._said += part.text
+                if delta or part.drawn:
+                    yield self._chunk(part.choice, delta, drawn=part.drawn)
+                yield from self._called(part)
+
+    def _voice(self, **part: Any) -> dict[str, Any]:
+        """A part of the audio. Its id comes once: some clients join whatever is repeated."""
+        named, self._named = self._named, True
+        return part if named else {"id": self._audio_id, **part}
+
+    def _heard(self) -> Iterator[bytes]:
+        """The end of the audio, if there was any."""
+        if self._named:
+            if data := self._audio.finish():
+                yield self._chunk(0, {"audio": {"data": data}})
+            expires = self._transcripts.keep(self._audio_id, self._said)
+            yield self._chunk(0, {"audio": {"expires_at": expires}})
+
+    def _called(self, part: ChatDelta) -> Iterator[bytes]:
         for call in part.calls:
             index = self._calls.get(part.choice, 0)
             self._calls[part.choice] = index + 1
@@ -143,8 +165,8 @@ class _Talk:
                 {"index": index, "id": call.id, "type": "function", "function": begin},
                 {"index": index, "function": {"arguments": call.arguments}},
             )
-            chunks += [self._chunk(part.choice, {"tool_calls": [one]}) for one in told]
-        return chunks
+            for one in told:
+                yield self._chunk(part.choice, {"tool_calls": [one]})
 
     def _chunk(
         self, index: int, delta: dict[str, Any], *, drawn: tuple[Drawn, ...] = (), reason: str | None = None
@@ -162,10 +184,21 @@ class _Talk:
         return {
             "id": self._id,
             "object": kind,
-            "created": self._job.created,
-            "model": self._body.model or self._job.chat.model,
+            "created": self.job.created,
+            "model": self._body.model or self.job.chat.model,
             "system_fingerprint": None,
         }
+
+    def _totals(self) -> dict[str, Any]:
+        """Usage and figures of a request that has come to a good end."""
+        assert self.job.done is not None
+        told = {"usage": usage(self.job.done), "timing": msgspec.to_builtins(self.job.figures())}
+        if self._spoken and (frames := self._spoken.voice.ending.frames):
+            told["usage"]["completion_tokens_details"]["audio_tokens"] = frames
+            told["usage"]["completion_tokens"] += frames
+            told["usage"]["total_tokens"] += frames
+            told["timing"]["speech"] = msgspec.to_builtins(self._spoken.voice.figures())
+        return told
 
     @property
     def _usage(self) -> bool:
@@ -173,14 +206,8 @@ class _Talk:
         return options is not None and bool(options.include_usage)
 
 
-def failed(failure: Any, job: ChatJob) -> bytes:
+def failed(failure: Failure, job: ChatJob) -> bytes:
     return sse.data(openai_shape(failure, job.chat.request))
-
-
-def totals(job: ChatJob) -> dict[str, Any]:
-    """Usage and figures of a request that has come to a good end."""
-    assert job.done is not None
-    return {"usage": usage(job.done), "timing": msgspec.to_builtins(job.figures())}
 
 
 def usage(done: ChatDone) -> dict[str, Any]:

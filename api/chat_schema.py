@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from ..bus.errors import RequestError
 from ..bus.messages import Chat
+from .schema import Speaking
 
 Json = dict[str, Any]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -77,6 +78,12 @@ class OpenAIBody(Sampled, kw_only=True):
     stop: str | list[str] = []
 
 
+class ChatAudio(Speaking, kw_only=True):
+    """How an answer is to be spoken, in the words of the speech route but for the format."""
+
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16", "pcm"] = "wav"
+
+
 class ChatBody(OpenAIBody, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
@@ -92,8 +99,8 @@ class ChatBody(OpenAIBody, kw_only=True):
     reasoning_effort: Effort | None = None
     chat_template_kwargs: Json = {}
     """Variables for the model's template, such as `enable_thinking`."""
-    modalities: list[str] = []
-    audio: Any = None
+    modalities: list[Literal["text", "audio"]] = []
+    audio: ChatAudio | None = None
     functions: Any = None
     function_call: Any = None
     web_search_options: Any = None
@@ -168,13 +175,13 @@ def chat_of(body: ChatBody, request: str, model: str, lookahead: int) -> Chat:
     """The chat request that a body asks for. Raises RequestError."""
     refuse(
         {
-            "modalities": ("audio" in body.modalities, "this server answers in text"),
-            "audio": (body.audio, "this server answers in text"),
             "functions": (body.functions, "use `tools`"),
             "function_call": (body.function_call, "use `tool_choice`"),
             "web_search_options": (body.web_search_options, "this server does not search the web"),
         }
     )
+    if body.audio is not None and "audio" not in body.modalities:
+        raise RequestError('`audio` needs `modalities` to be ["text", "audio"].', "modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
     tools, choice, name = chosen([tool.function.tool() for tool in body.tools], body.tool_choice)

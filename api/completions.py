@@ -13,12 +13,13 @@ from ..bus.errors import RequestError
 from ..bus.messages import Chat, ChatFinished, Drawn
 from . import sse
 from .chat import LEAST_LOGPROB, failed, usage
-from .chat_job import AT_ONCE_S, ChatJob
+from .chat_job import ChatJob
 from .chat_schema import OpenAIBody, refuse, sampled, stops
 from .edge import Edge
 from .exchange import current
 from .operations import INFERENCE, OBJECT, Operation
 from .schema import read
+from .talk import AT_ONCE_S
 
 MAX_PROMPTS = 32
 MAX_TOKENS = 16

@@ -18,6 +18,7 @@ from .errors import BusyError
 from .exchange import Exchanges
 from .job import SpeechJob
 from .metrics import Metrics
+from .pace import Pace
 from .schema import Speaking, VoiceId, check_text
 from .timing import stage_seconds
 
@@ -36,6 +37,7 @@ class Edge:
         folder = self.settings.voices_folder
         self.voices = VoiceStore(Path(folder).expanduser() if folder else None)
         self.exchanges = Exchanges()
+        self.pace = Pace()
         self.admission = Admission(self.settings.max_concurrent, self.settings.max_queued)
         chat = self.layout.chat
         self.chat_admission = Admission(chat.max_concurrent, chat.max_queued)

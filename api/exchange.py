@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import anyio
 from quart import has_request_context, request, websocket
 
+from ..bus.messages import Failure
+
 log = logging.getLogger(__name__)
 
 Scope = dict[str, Any]
@@ -47,25 +49,31 @@ class Exchange:
         self.gone = False
         """Whether the client has left."""
         self.over = False
-        self.why = "The request was stopped."
-        """Why it was closed, if not by its own end or its client."""
+        self.failure = Failure(status=503, code="stopped", message="The request was stopped.")
+        """What requests end with that are closed before their end."""
         self.counted = False
         """Whether a job has taken over the account of it."""
-        self._owned: list[Closable] = []
+        self.owned: list[Closable] = []
 
     def own(self, thing: Closable) -> None:
         """Close this when the exchange is over, however that comes about."""
         if self.over:
             thing.close()
         else:
-            self._owned.append(thing)
+            self.owned.append(thing)
 
-    def close(self, why: str | None = None) -> None:
+    def disown(self, thing: Closable) -> None:
+        """It has been closed already."""
+        if thing in self.owned:
+            self.owned.remove(thing)
+
+    def close(self, why: str | None = None, *, code: str = "stopped", status: int = 503) -> None:
         """:param why: told to the client, if it is still there."""
         self.over = True
-        self.why = why or self.why
-        while self._owned:
-            self._owned.pop().close()
+        if why is not None:
+            self.failure = Failure(status=status, code=code, message=why)
+        while self.owned:
+            self.owned.pop().close()
 
 
 def current() -> Exchange:
@@ -87,6 +95,10 @@ class Exchanges:
         self._open.discard(exchange)
         if not self._open:
             self._emptied.set()
+
+    def find(self, name: str) -> list[Exchange]:
+        """Those that their clients, or the server, call so."""
+        return [exchange for exchange in self._open if name in (exchange.name, exchange.id)]
 
     async def wait_empty(self) -> None:
         while self._open:

@@ -1,15 +1,17 @@
-"""One speech request from admission to its one ending, whatever protocol carries it."""
+"""A request from admission to its one ending, whatever protocol carries it; here in general, and for speech."""
 
 import asyncio
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import anyio
 import msgspec
 
+from ..bus.client import ChatRequest, SpeechRequest
 from ..bus.errors import RequestError
 from ..bus.messages import Audio, Ending, Failure, Speak
+from .admission import Admission
 from .errors import refusal
 from .exchange import Exchange
 from .timing import Figures, Timing
@@ -17,9 +19,144 @@ from .timing import Figures, Timing
 if TYPE_CHECKING:
     from .edge import Edge
 
+Request = TypeVar("Request", SpeechRequest, ChatRequest)
 
-class SpeechJob:
-    """Start it, then iterate it for the bytes of the container. Its exchange closes it."""
+
+class Job(Generic[Request]):
+    """Its exchange closes it."""
+
+    what = ""
+    """What it waits for, in the words of errors."""
+
+    def __init__(
+        self, edge: "Edge", exchange: Exchange, route: str, name: str, request: Request, admission: Admission
+    ) -> None:
+        """
+        :param name: of the request in the pipeline.
+        :raises BusyError: no place, and none to wait for.
+        """
+        self._edge = edge
+        self._exchange = exchange
+        self.route = route
+        self.name = name
+        self._request = request
+        self._ticket = admission.enter()
+        self._opened = False
+        self._closed = False
+        self._patience = math.inf
+        """When waiting for the next message ends; one wait may be cut into several, to keep a connection alive."""
+        self._waiting: anyio.CancelScope | None = None
+        self._ending: Ending | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        exchange.counted = True
+        exchange.own(self)
+
+    async def open(self) -> None:
+        """Wait for a place, then send the request. May be cancelled and called again.
+
+        :raises RequestError: its stages are down, or it was closed meanwhile.
+        """
+        await self._ticket.wait()
+        try:
+            self._edge.refuse_if_down(self._request.family)
+        except RequestError as refused:
+            self._ending = Ending(request=self.name, reason="error", failure=refused.failure)
+            raise
+        if not self._opened:
+            self._opened = True
+            with anyio.CancelScope(shield=True):
+                await self._request.open()
+                await self._begun()
+
+    async def _begun(self) -> None:
+        """The request has been sent."""
+
+    async def wait(self) -> None:
+        """Until a message is here, or the ending, without taking it. What stands still for too long is ended."""
+        if self._ending is not None:
+            return
+        if self._patience == math.inf:
+            self.postpone()
+        with anyio.move_on_at(self._patience) as self._waiting:
+            await self._request.wait()
+        if self._waiting.cancelled_caught:
+            text = f"No {self.what} came within {self._limit_s:g} s."
+            failure = Failure(status=504, code="stalled", message=text)
+            self._ending = Ending(request=self.name, reason="error", failure=failure)
+            self._request.close()
+
+    def postpone(self) -> None:
+        """Count the time until the next message has to be here anew."""
+        self._patience = anyio.current_time() + self._limit_s
+        if self._waiting is not None:
+            self._waiting.deadline = self._patience
+
+    async def _next(self) -> Any:
+        """Take the next message; None at the end, with which `ending` is set."""
+        await self.wait()
+        self._patience = math.inf
+        if self._ending is not None:
+            return None
+        message = None
+        with anyio.CancelScope(shield=True):  # once taken it must not be lost
+            message = await anext(self._request, None)
+        if message is None:
+            self._ending = self._ending or self._request.ending
+        return message
+
+    @property
+    def _limit_s(self) -> float:
+        raise NotImplementedError
+
+    @property
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.over or self._request.ready
+
+    @property
+    def over(self) -> bool:
+        return self._ending is not None
+
+    @property
+    def ending(self) -> Ending:
+        return self._ending or Ending(request=self.name, reason="cancelled")
+
+    def failure(self) -> Failure | None:
+        """Why there is no good end; None while there may be one, and for `stop` and `length`."""
+        if self._ending is None or self._ending.reason in ("stop", "length"):
+            return None
+        return self._ending.failure or self._exchange.failure
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._exchange.disown(self)
+        self.taken()
+        self._ending = self.ending
+        self._request.close()
+        self._ticket.close()
+        self._account()
+
+    def _account(self) -> None:
+        """Called once, at the end."""
+
+    def handed_out(self) -> None:
+        """The client has so long to take what it was given; after that it is let go."""
+        limit = self._edge.settings.stall_timeout_s
+        why = f"The client took nothing for {limit:g} s."
+        self._stall = asyncio.get_running_loop().call_later(limit, self._exchange.close, why)
+
+    def taken(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+
+class SpeechJob(Job[SpeechRequest]):
+    """Start it, then iterate it for the bytes of the container."""
+
+    what = "audio"
 
     def __init__(
         self, edge: "Edge", exchange: Exchange, speak: Speak, route: str, *, received: float | None = None
@@ -28,57 +165,54 @@ class SpeechJob:
         :param received: when the request began, if not with its exchange.
         :raises BusyError: no place, and none to wait for.
         """
-        self._edge = edge
-        self._exchange = exchange
+        request = edge.client.speak(speak, chunk=edge.layout.speech.max_chunk_frames)
+        super().__init__(edge, exchange, route, speak.request, request, edge.admission)
         self.speak = speak
-        self.route = route
         self.rate = speak.sample_rate or edge.catalog.find(speak.model).sample_rate
         self._timing = Timing(exchange.started if received is None else received, self.rate)
-        self._ticket = edge.admission.enter()
-        self._request = edge.client.speak(speak, chunk=edge.layout.speech.max_chunk_frames)
-        self._opened = False
-        self._patience = math.inf
-        """When waiting for the next message ends; one wait may be cut into several, to keep a connection alive."""
-        self._closed = False
         self._first = b""
-        self._ending: Ending | None = None
-        self._stall: asyncio.TimerHandle | None = None
+        self._text = speak.text
+        """As much of it as there is."""
+        self.played: int | None = None
+        """Samples that the client says it has played."""
         self._texts: deque[tuple[str, bool]] = deque()
         self._sending = anyio.Lock()
-        exchange.counted = True
-        exchange.own(self)
 
     @property
     def started(self) -> bool:
         """Whether the first bytes are here, or the ending."""
-        return bool(self._first) or self._ending is not None
+        return bool(self._first) or self.over
 
     async def start(self) -> Self:
         """Wait for the first bytes, which decide about the answer's status. May be cancelled and called again.
 
         :raises RequestError: the request ended without any, or a stage is down; the error is what to tell.
         """
-        await self._ticket.wait()
-        try:
-            self._edge.refuse_if_down()
-        except RequestError as refused:
-            self._ending = Ending(request=self.speak.request, reason="error", failure=refused.failure)
-            raise
-        if not self._opened:
-            self._opened = True
-            self._timing.admitted()
-            with anyio.CancelScope(shield=True):
-                await self._request.open()
-                await self._send_texts()
+        await self.open()
         while not self.started:
-            self._first = await self._piece()
-        if self._ending is not None and not self._first:
+            self._first = await self.piece()
+        if self.over and not self._first:
             raise refusal(self.failure() or Failure(500, "no_audio", "The model made no audio."))
         return self
+
+    async def piece(self) -> bytes:
+        """The next message's bytes; none where the container still holds them back, and at the end."""
+        message = await self._next()
+        if message is None:
+            return b""
+        assert isinstance(message, Audio)
+        self._timing.note(self._request.arrived, message)
+        return message.data
+
+    async def _begun(self) -> None:
+        self._timing.admitted()
+        await self._send_texts()
 
     async def text(self, text: str, *, final: bool) -> None:
         """More of the text of a request that was opened with a beginning; `final` ends it."""
         self._texts.append((text, final))
+        self._text += text
+        self.postpone()
         if self._opened and not self._closed:
             await self._send_texts()
 
@@ -89,22 +223,21 @@ class SpeechJob:
                 await self._request.text(text, final=final)
 
     async def wait(self) -> None:
-        """Until more is here, or the ending, without taking it."""
-        if not self._first and self._ending is None:
-            await self._await_message()
+        if not self._first:
+            await super().wait()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
         """The next bytes, never none. After the last ones `ending` is set."""
-        self._taken()
+        self.taken()
         piece, self._first = self._first, b""
-        while not piece and self._ending is None:
-            piece = await self._piece()
+        while not piece and not self.over:
+            piece = await self.piece()
         if not piece:
             raise StopAsyncIteration
-        self._handed_out()
+        self.handed_out()
         return piece
 
     async def whole(self) -> bytes:
@@ -117,64 +250,28 @@ class SpeechJob:
             raise refusal(failure)
         return data
 
-    @property
-    def ending(self) -> Ending:
-        return self._ending or Ending(request=self.speak.request, reason="cancelled")
-
-    def failure(self) -> Failure | None:
-        """Why there is no good end; None for `stop` and `length`."""
-        ending = self.ending
-        if ending.reason in ("stop", "length"):
-            return None
-        return ending.failure or Failure(status=503, code="stopped", message=self._exchange.why)
-
     def figures(self) -> Figures:
         figures = self._timing.figures(self._request.parked_s)
         # Where the text was still coming, waiting for it cannot be told from work.
         return msgspec.structs.replace(figures, rtf=None) if self.speak.more_text else figures
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._taken()
-        self._ending = self._ending or Ending(request=self.speak.request, reason="cancelled")
-        self._request.close()
-        self._ticket.close()
+    @property
+    def _limit_s(self) -> float:
+        return self._edge.settings.first_audio_timeout_s
+
+    def position(self) -> dict[str, Any]:
+        """How much the client was sent and has heard, in samples, and the text that this covers (see `Pace`)."""
+        # What is not streamed goes out at the end.
+        sent = self._timing.samples if self.speak.container_streamed else 0
+        heard = sent if self.played is None else min(self.played, sent)
+        return {
+            "samples_sent": sent,
+            "samples_heard": self.played,
+            "sample_rate": self.rate,
+            "text": self._edge.pace.covered(self._text, heard / self.rate * self.speak.speed),
+        }
+
+    def _account(self) -> None:
+        if self.ending.reason == "stop":
+            self._edge.pace.learn(self._text, self._timing.samples / self.rate * self.speak.speed)
         self._edge.finished(self)
-
-    async def _piece(self) -> bytes:
-        """The next message's bytes; none where the container still holds them back."""
-        await self._await_message()
-        self._patience = math.inf
-        message = None
-        with anyio.CancelScope(shield=True):  # once taken it must not be lost
-            message = await anext(self._request, None)
-        if message is None:
-            self._ending = self._ending or self._request.ending
-            return b""
-        assert isinstance(message, Audio)
-        self._timing.note(self._request.arrived, message)
-        return message.data
-
-    async def _await_message(self) -> None:
-        limit = self._edge.settings.first_audio_timeout_s
-        if self._patience == math.inf:
-            self._patience = anyio.current_time() + limit
-        with anyio.move_on_at(self._patience) as wait:
-            await self._request.wait()
-        if wait.cancelled_caught:
-            failure = Failure(status=504, code="stalled", message=f"No audio came within {limit:g} s.")
-            self._ending = Ending(request=self.speak.request, reason="error", failure=failure)
-            self._request.close()
-
-    def _handed_out(self) -> None:
-        """The client has so long to take what it was given; after that it is let go."""
-        limit = self._edge.settings.stall_timeout_s
-        why = f"The client took nothing for {limit:g} s."
-        self._stall = asyncio.get_running_loop().call_later(limit, self._exchange.close, why)
-
-    def _taken(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None

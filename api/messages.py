@@ -5,16 +5,14 @@
 `ping` may come anywhere behind the first. What is whole is made of the same events, so both are the same.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from quart import Blueprint, Response
 
-from ..bus.errors import RequestError
-from ..bus.messages import Call, ChatDelta, ChatFinished
+from ..bus.messages import Call, ChatDelta, ChatFinished, Failure
 from . import sse
-from .chat import answered
 from .chat_job import ChatJob, Choice
 from .edge import Edge
 from .errors import anthropic_shape
@@ -22,6 +20,7 @@ from .exchange import current
 from .messages_schema import CountBody, MessagesBody, chat_of
 from .operations import INFERENCE, OBJECT, AnthropicError, Operation
 from .schema import read
+from .talk import Talk, begin
 
 OPERATIONS = (
     Operation(
@@ -52,17 +51,12 @@ def blueprint(edge: Edge) -> Blueprint:
     @routes.post("/v1/messages")
     async def messages() -> Response:
         body = await read(MessagesBody)
-        model = edge.catalog.find(body.model, "chat")
-        chat = chat_of(body, current().id, model.name, edge.layout.chat.lookahead_tokens)
-        job = ChatJob(edge, current(), chat, "messages")
-        talk = Talk(job, body)
-        return await answered(edge, job, body.stream, talk.events, talk.whole)
+        talk = MessagesTalk(begin(edge, body, chat_of, "messages"), body)
+        return await talk.answer(edge.settings.keep_alive_s, streamed=body.stream)
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens() -> dict[str, int]:
-        body = await read(CountBody)
-        model = edge.catalog.find(body.model, "chat")
-        job = ChatJob(edge, current(), chat_of(body, current().id, model.name, 1), "count_tokens")
+        job = begin(edge, await read(CountBody), chat_of, "count_tokens")
         await job.start()
         assert job.accepted is not None
         return {"input_tokens": job.accepted.prompt_tokens}
@@ -129,11 +123,13 @@ class Blocks:
         return "content_block_delta", {"index": self._index, "delta": delta}
 
 
-class Talk:
-    """The answer to one request, in Anthropic's words."""
+class MessagesTalk(Talk[ChatDelta | ChatFinished]):
+    """In Anthropic's words."""
+
+    silence = sse.event("ping", {})
 
     def __init__(self, job: ChatJob, body: MessagesBody) -> None:
-        self._job = job
+        super().__init__(job, job)
         self._body = body
         single = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use
         self._blocks = Blocks(1 if single else None)
@@ -149,42 +145,36 @@ class Talk:
         _build(content, self._blocks.end())
         return {**self._message(), "content": content, **self._ended(), "usage": self._usage()}
 
-    async def events(self, keep_alive_s: float) -> AsyncIterator[bytes]:
-        job = self._job
-        try:
-            async for comment in sse.comments_until(job.start, keep_alive_s):
-                yield comment
-        except RequestError as error:
-            yield _failed(error.failure, job)
-            return
+    def begin(self) -> Iterator[bytes]:
         start = {**self._message(), "content": [], "stop_reason": None, "stop_sequence": None}
         yield sse.event("message_start", {"message": {**start, "usage": self._usage()}})
-        async for part in job.parts(keep_alive_s):
-            if part is None:
-                yield sse.event("ping", {})
-            elif isinstance(part, ChatFinished):
-                self._end = part
-            else:
-                for kind, data in self._blocks.take(part):
-                    yield sse.event(kind, data)
-        if failure := job.failure():
-            yield _failed(failure, job)
-            return
+
+    def tell(self, part: ChatDelta | ChatFinished) -> Iterator[bytes]:
+        if isinstance(part, ChatFinished):
+            self._end = part
+        else:
+            for kind, data in self._blocks.take(part):
+                yield sse.event(kind, data)
+
+    def end(self) -> Iterator[bytes]:
         for kind, data in self._blocks.end():
             yield sse.event(kind, data)
         yield sse.event("message_delta", {"delta": self._ended(), "usage": self._usage()})
         yield sse.event("message_stop", {})
 
+    def failed(self, failure: Failure) -> bytes:
+        return sse.event("error", anthropic_shape(failure, self.job.name))
+
     def _message(self) -> dict[str, Any]:
         return {
-            "id": f"msg_{self._job.chat.request.removeprefix('req-')}",
+            "id": f"msg_{self.job.chat.request.removeprefix('req-')}",
             "type": "message",
             "role": "assistant",
-            "model": self._body.model or self._job.chat.model,
+            "model": self._body.model or self.job.chat.model,
         }
 
     def _ended(self) -> dict[str, Any]:
-        end, done = self._end, self._job.done
+        end, done = self._end, self.job.done
         assert end is not None
         assert done is not None
         reason = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}[end.reason]
@@ -196,7 +186,7 @@ class Talk:
 
     def _usage(self) -> dict[str, Any]:
         """As far as it is known; what came from the prompt cache is not among the input tokens."""
-        job, done = self._job, self._job.done
+        job, done = self.job, self.job.done
         cached = job.started.cached_tokens if job.started is not None else 0
         prompt = job.accepted.prompt_tokens if job.accepted is not None else 0
         return {
@@ -220,7 +210,3 @@ def _build(content: list[dict[str, Any]], events: Iterator[Event]) -> None:
                 case delta:
                     for name in delta.keys() - {"type"}:
                         content[-1][name] += delta[name]
-
-
-def _failed(failure: Any, job: ChatJob) -> bytes:
-    return sse.event("error", anthropic_shape(failure, job.chat.request))

@@ -9,25 +9,25 @@ as completed too, with the status `incomplete`: helpers of OpenAI's own packages
 What is whole is the response in the last event, so both are the same.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 from quart import Blueprint, Response
 
-from ..bus.errors import RequestError
 from ..bus.messages import Call, Chat, ChatDelta, ChatFinished, Failure
 from . import sse
-from .chat import answered, logprobs
+from .chat import logprobs
 from .chat_job import ChatJob, Choice
 from .chat_schema import JsonSchema, ResponseFormat, chosen, conversation, sampled, schema_of
 from .edge import Edge
 from .errors import openai_shape
-from .exchange import current
 from .operations import INFERENCE, OBJECT, Operation
 from .response_store import ResponseStore, Stored
 from .responses_schema import InputBody, ResponseBody, check, messages_of, tools_of
 from .schema import read
+from .talk import Talk, begin
 
 OPERATIONS = (
     Operation(
@@ -64,15 +64,14 @@ def blueprint(edge: Edge) -> Blueprint:
     async def create() -> Response:
         body = await read(ResponseBody)
         messages = _messages(body, store)
-        job = ChatJob(edge, current(), _chat(edge, body, messages), "responses")
-        talk = Talk(job, body, messages, store)
-        return await answered(edge, job, body.stream, talk.events, talk.whole)
+        job = begin(edge, body, partial(_chat, messages), "responses")
+        talk = ResponseTalk(job, body, messages, store)
+        return await talk.answer(edge.settings.keep_alive_s, streamed=body.stream)
 
     @routes.post("/v1/responses/input_tokens")
     async def count() -> dict[str, Any]:
         body = await read(InputBody)
-        chat = _chat(edge, body, _messages(body, store))
-        job = ChatJob(edge, current(), msgspec.structs.replace(chat, count_only=True), "input_tokens")
+        job = begin(edge, body, partial(_chat, _messages(body, store)), "input_tokens")
         await job.start()
         assert job.accepted is not None
         return {"object": "response.input_tokens", "input_tokens": job.accepted.prompt_tokens}
@@ -105,15 +104,17 @@ def _messages(body: InputBody, store: ResponseStore) -> list[dict[str, Any]]:
     return [*before, *messages_of(body.input)]
 
 
-def _chat(edge: Edge, body: InputBody, messages: list[dict[str, Any]]) -> Chat:
+def _chat(messages: list[dict[str, Any]], body: InputBody, request: str, model: str, lookahead: int) -> Chat:
+    """An `InputBody` asks for a length only."""
     tools, choice, name = chosen(tools_of(body), body.tool_choice)
     wanted = body.text.format if body.text else None
     effort = body.reasoning.effort if body.reasoning else None
     told = [{"role": "system", "content": body.instructions}, *messages] if body.instructions else messages
     whole = isinstance(body, ResponseBody)
     return Chat(
-        request=current().id,
-        model=edge.catalog.find(body.model, "chat").name,
+        request=request,
+        model=model,
+        count_only=not whole,
         conversation=conversation(
             told,
             tools=tools,
@@ -125,7 +126,7 @@ def _chat(edge: Edge, body: InputBody, messages: list[dict[str, Any]]) -> Chat:
         ),
         max_tokens=body.max_output_tokens if whole else None,
         logprobs=(body.top_logprobs or 0) if whole and _likely(body) else None,
-        lookahead=edge.layout.chat.lookahead_tokens,
+        lookahead=lookahead,
         **sampled(body),
     )
 
@@ -134,17 +135,17 @@ def _likely(body: ResponseBody) -> bool:
     return "message.output_text.logprobs" in body.include or bool(body.top_logprobs)
 
 
-class Talk:
-    """The answer to one request, in the words of this protocol."""
+class ResponseTalk(Talk[ChatDelta | ChatFinished]):
+    """In the words of this protocol."""
 
     def __init__(
         self, job: ChatJob, body: ResponseBody, messages: list[dict[str, Any]], store: ResponseStore
     ) -> None:
-        self._job = job
+        super().__init__(job, job)
         self._body = body
         self._messages = messages
         self._store = store
-        self._key = job.chat.request.removeprefix("req-")
+        self._key = job.name.removeprefix("req-")
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         """The item that grows, the last of the output."""
@@ -159,28 +160,23 @@ class Talk:
             pass
         return self._finished()[1]["response"]
 
-    async def events(self, keep_alive_s: float) -> AsyncIterator[bytes]:
-        job = self._job
-        try:
-            async for comment in sse.comments_until(job.start, keep_alive_s):
-                yield comment
-        except RequestError as error:
-            yield self._event(*self._failed(error.failure))
-            return
+    def begin(self) -> Iterator[bytes]:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, {"response": self._response("in_progress")})
-        async for part in job.parts(keep_alive_s):
-            if part is None:
-                yield sse.COMMENT
-                continue
-            for event in self._take(part):
-                yield self._event(*event)
-        if failure := job.failure():
-            yield self._event(*self._failed(failure))
-            return
+
+    def tell(self, part: ChatDelta | ChatFinished) -> Iterator[bytes]:
+        for event in self._take(part):
+            yield self._event(*event)
+
+    def end(self) -> Iterator[bytes]:
         for event in self._close():
             yield self._event(*event)
         yield self._event(*self._finished())
+
+    def failed(self, failure: Failure) -> bytes:
+        error = openai_shape(failure, self.job.name)["error"]
+        told = {"code": error["code"] or "server_error", "message": error["message"]}
+        return self._event("response.failed", {"response": {**self._response("failed"), "error": told}})
 
     def _event(self, kind: str, data: dict[str, Any]) -> bytes:
         self._number += 1
@@ -274,11 +270,6 @@ class Talk:
             self._store.add(response["id"], stored)
         return "response.completed", {"response": response}
 
-    def _failed(self, failure: Failure) -> Event:
-        error = openai_shape(failure, self._job.chat.request)["error"]
-        told = {"code": error["code"] or "server_error", "message": error["message"]}
-        return "response.failed", {"response": {**self._response("failed"), "error": told}}
-
     def _items(self) -> list[dict[str, Any]]:
         given = self._body.input
         if isinstance(given, str):
@@ -287,7 +278,7 @@ class Talk:
         return [{"id": f"item_{self._key}_{n}", **item} for n, item in enumerate(given)]
 
     def _response(self, status: str) -> dict[str, Any]:
-        body, job, done = self._body, self._job, self._job.done
+        body, job, done = self._body, self.job, self.job.done
         usage = None
         if done is not None:
             usage = {

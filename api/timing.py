@@ -37,7 +37,7 @@ class Timing:
         self._first: float | None = None
         self._last = 0.0
         self._audible: float | None = None
-        self._samples = 0
+        self.samples = 0
         self._frames = 0
         self._underrun = 0.0
 
@@ -52,10 +52,10 @@ class Timing:
         if self._first is None:
             self._first = arrived
         # A player has used up what came before, and has waited for the rest.
-        self._underrun += max(0.0, arrived - self._playing_at(self._samples))
+        self._underrun += max(0.0, arrived - self._playing_at(self.samples))
         if self._audible is None and audio.quiet < audio.samples:
-            self._audible = self._playing_at(self._samples + audio.quiet)
-        self._samples += audio.samples
+            self._audible = self._playing_at(self.samples + audio.quiet)
+        self.samples += audio.samples
         self._last = arrived
 
     def _playing_at(self, sample: int) -> float:
@@ -65,8 +65,8 @@ class Timing:
     def figures(self, parked_s: float) -> Figures:
         """:param parked_s: how long the pipeline stood still because the client took nothing."""
         received, admitted = self._received, self._admitted
-        audio_s = self._samples / self._rate
-        work_s = self._last - admitted - parked_s if admitted is not None and self._samples else None
+        audio_s = self.samples / self._rate
+        work_s = self._last - admitted - parked_s if admitted is not None and self.samples else None
         return Figures(
             queue_s=round((admitted if admitted is not None else time.perf_counter()) - received, 4),
             ttfa_s=None if self._first is None else round(self._first - received, 4),

@@ -141,9 +141,14 @@ class OpenRequest(Generic[Part]):
         self._messages.append((time.perf_counter(), message))
         self._arrival.set()
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next message is here, or the ending."""
+        return bool(self._messages) or self.ending is not None
+
     async def wait(self) -> None:
         """Until the next message is here, or the ending. It is not taken, so that a time limit loses nothing."""
-        if self._messages or self.ending is not None:
+        if self.ready:
             await anyio.lowlevel.checkpoint()
         else:
             self._arrival = anyio.Event()
