@@ -42,13 +42,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import anyio
 
-    from . import logs
+    from ..bus import logs
     from .cli_plan import refuse_if_too_large
+    from .exchange import request_name
     from .serve import serve
 
     layout = configured(args)
     refuse_if_too_large(layout)
-    logs.setup()
+    logs.setup(lambda: {"request_id": name} if (name := request_name.get()) else {})
     line = Line()
 
     def listening(url: str, running: "Running") -> None:

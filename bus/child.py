@@ -21,7 +21,7 @@ import psutil
 import zmq
 import zmq.asyncio
 
-from . import wire
+from . import logs, wire
 from .body import Body
 from .control import Beat, Failed, Relink, Stop, ToProcess
 from .errors import VivavoceError, innermost
@@ -29,6 +29,8 @@ from .keys import Keys, gate
 from .layout import Layout
 from .loop import Station
 from .run_folder import tidy
+
+log = logging.getLogger(__name__)
 
 PARENT_GONE = 3
 SAID_WHY = 4
@@ -49,6 +51,7 @@ class Task(msgspec.Struct, frozen=True):
     beat_s: float
     keys: Keys | None = None
     taps: str | None = None
+    log_json: bool = False
 
 
 def main() -> None:
@@ -60,6 +63,8 @@ def main() -> None:
     if not line:
         sys.exit(PARENT_GONE)
     task = msgspec.json.decode(line, type=Task)
+    if task.log_json:
+        logs.setup(lambda: {"process": task.process})
     folder = Path(task.folder or tempfile.mkdtemp(prefix="vivavoce-"))
     threading.Thread(target=_end_with_parent, args=[folder], daemon=True).start()
     try:
@@ -107,6 +112,7 @@ async def _serve(task: Task, folder: Path, context: zmq.Context[Any], control: z
     ):
         tell(_state(body))
         tell(body.ready)
+        log.info("ready, with %s", ", ".join(body.active()), extra={"pid": os.getpid()})
         tasks.start_soon(_beat, control, body, task.beat_s)
         tasks.start_soon(_obey, control, body, tasks.cancel_scope)
         await body.wait()

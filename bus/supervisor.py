@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 from anyio.abc import Process
 
-from . import wire
+from . import logs, wire
 from .child import SAID_WHY, Task
 from .control import Beat, Failed, FromProcess, Loading, Ready, Relink, Stop
 from .errors import StartError
@@ -146,6 +146,7 @@ class Supervisor:
                 beat_s=self._settings.beat_s,
                 keys=self._keys,
                 taps=self._taps,
+                log_json=logs.in_use(),
             )
             self.beat = Beat(0, 0.0, 0.0, 0, {})
             self._began = time.monotonic()
