@@ -1,7 +1,7 @@
 """What a hop costs over each transport, what several processes cost in speech, and what they cost when idle.
 
     python tools/bench_links.py                       hops, then `speech` beside `split`, then idling
-    python tools/bench_links.py --layouts speech,my.toml --runs 20 --text "…"
+    python tools/bench_links.py --layouts speech,split,cohost --chat-model FOLDER --runs 20 --text "…"
 
 A hop is half of a round trip: encode, send, wake the other loop, decode, hand over. The layouts take turns within
 one run, so that what else the machine does meets all of them.
@@ -23,10 +23,11 @@ from typing import Any
 import anyio
 import psutil
 import zmq
+from msgspec.structs import replace
 
 from vivavoce.bus import keys
 from vivavoce.bus.channel import Inbox, Mailbox, Sender
-from vivavoce.bus.layout import load
+from vivavoce.bus.layout import Layout, load
 from vivavoce.bus.messages import Codes, Credit, Message, Pcm, Prompt, Speak, Tensor
 from vivavoce.bus.running import Running
 from vivavoce.bus.wire import Incoming, Outgoing
@@ -53,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure links, layouts and idling.")
     parser.add_argument("--hops", type=int, default=2000, help="round trips of each kind; 0 leaves them out")
     parser.add_argument("--layouts", default="speech,split", help="names or files; empty leaves them out")
+    parser.add_argument("--chat-model", metavar="FOLDER", help="for layouts with chat, which stays idle")
     parser.add_argument("--runs", type=int, default=10, help="measured requests of each layout")
     parser.add_argument("--text", default="The first frame leaves before the second one is begun.")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds to watch idling; 0 leaves it out")
@@ -64,11 +66,17 @@ def main() -> None:
     if args.hops:
         anyio.run(_hops, args.hops)
     if args.layouts:
-        names = args.layouts.split(",")
-        anyio.run(_layouts, names, args.runs, args.text)
+        layouts = {name: _with_chat(load(name), args.chat_model) for name in args.layouts.split(",")}
+        anyio.run(_layouts, layouts, args.runs, args.text)
         if args.idle:
-            for name in names:
-                anyio.run(_idle, name, args.idle)
+            for layout in layouts.values():
+                anyio.run(_idle, layout, args.idle)
+
+
+def _with_chat(layout: Layout, model: str | None) -> Layout:
+    if model is None or layout.place("chat") is None:
+        return layout
+    return replace(layout, chat=replace(layout.chat, models=(model,)))
 
 
 async def _hops(count: int) -> None:
@@ -182,11 +190,12 @@ TRANSPORTS: dict[str, Callable[[], Any]] = {
 }
 
 
-async def _layouts(names: list[str], runs: int, text: str) -> None:
+async def _layouts(layouts: dict[str, Layout], runs: int, text: str) -> None:
+    names = list(layouts)
     ttfa: dict[str, list[float]] = {name: [] for name in names}
     rtf: dict[str, list[float]] = {name: [] for name in names}
     async with AsyncExitStack() as stack:
-        running = {name: await stack.enter_async_context(Running(load(name))) for name in names}
+        running = {name: await stack.enter_async_context(Running(layout)) for name, layout in layouts.items()}
         for number in range(-1, runs):
             for name in names if number % 2 else reversed(names):
                 first, factor = await _measure(running[name], f"{name}-{number}", text)
@@ -204,7 +213,7 @@ async def _layouts(names: list[str], runs: int, text: str) -> None:
 
 async def _measure(running: Running, request: str, text: str) -> tuple[float, float]:
     """Seconds to the first audio, and wall seconds a second of audio."""
-    model = running.models[0]
+    model = next(model for model in running.models if model.family == "speech")
     speak = Speak(request=request, model=model.name, text=text, voice=model.voices[0], seed=3)
     began, first, samples = time.perf_counter(), 0.0, 0
     async with running.client.speak(speak) as spoken:
@@ -214,8 +223,8 @@ async def _measure(running: Running, request: str, text: str) -> tuple[float, fl
     return first, (time.perf_counter() - began) / (samples / model.sample_rate)
 
 
-async def _idle(name: str, seconds: float) -> None:
-    async with Running(load(name)):
+async def _idle(layout: Layout, seconds: float) -> None:
+    async with Running(layout):
         here = psutil.Process()
         processes = [here, *here.children(recursive=True)]
         before = [_cpu(process) for process in processes]
@@ -223,9 +232,8 @@ async def _idle(name: str, seconds: float) -> None:
         used = [_cpu(process) - was for process, was in zip(processes, before, strict=True)]
         shares = ", ".join(f"{100 * one / seconds:.2f} %" for one in used)
         memory = sum(process.memory_info().rss for process in processes) / 2**20
-        print(
-            f"{name} idle: {100 * sum(used) / seconds:.2f} % of one core ({shares}), {memory:.0f} MiB resident"
-        )
+        share = 100 * sum(used) / seconds
+        print(f"{layout.name} idle: {share:.2f} % of one core ({shares}), {memory:.0f} MiB resident")
 
 
 def _cpu(process: psutil.Process) -> float:
