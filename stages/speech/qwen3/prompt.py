@@ -67,7 +67,7 @@ def build(
     """
     role, ids = model.templates.spoken(text)
     if not ids:
-        raise RequestError("The text to speak is empty.", "input")
+        raise RequestError("The text to speak is empty.", "input", code="empty_input")
     prefix = prefix_rows(model, role, voice=voice, language=language, instructions=instructions)
     return spoken_after(model, prefix, ids, full=full_text)
 
@@ -213,7 +213,7 @@ class TextFeed:
         :raises RequestError: the text has ended without a token.
         """
         if not self._ids:
-            raise RequestError("The text to speak is empty.", "input")
+            raise RequestError("The text to speak is empty.", "input", code="empty_input")
         self.started = True
         tokens = len(self._ids)
         self._ids = self._before + self._ids
