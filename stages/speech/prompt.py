@@ -1,17 +1,19 @@
 """Stage `prompt`: the request's text, voice and instructions become the rows that the talker starts from."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import cast
 
 import anyio.lowlevel
 import msgspec
 
-from ...bus.channel import Outbox
+from ...bus.channel import Inbox, Outbox
 from ...bus.errors import RequestError
 from ...bus.layout import Speech
 from ...bus.messages import Close, Credit, Ending, Message, Prompt, Rows, Speak, Text
+from ...bus.turns import SpeechParty
 from ..actor import Actor
 from .family import check
 from .qwen3.clone import Clone, build_clone, reference_prefix
@@ -21,6 +23,7 @@ from .qwen3.prompt import TextFeed, build, prefix_rows
 from .qwen3.reference import Listener
 from .text import split
 from .text_cleaning import Cleaner, clean
+from .waiting import Waiting
 
 DESIGN_LETTERS = 6000
 
@@ -46,8 +49,9 @@ class PromptStage(Actor[_Request]):
         models: Mapping[str, Qwen3TTS],
         progress: AbstractContextManager[None],
         settings: Speech | None = None,
+        party: SpeechParty | None = None,
     ) -> None:
-        super().__init__(progress)
+        super().__init__(progress, party)
         self._models = models
         self._settings = settings or Speech()
         self._listeners = {
@@ -55,6 +59,10 @@ class PromptStage(Actor[_Request]):
             for name, model in models.items()
             if model.kind == "base"
         }
+
+    async def run(self, inbox: Inbox, outbox: Outbox) -> None:
+        self._waiting = Waiting(inbox)
+        await super().run(cast(Inbox, self._waiting), outbox)
 
     async def enter(self, speak: Speak) -> tuple[_Request, Speak]:
         model = check(self._models, speak)
@@ -65,7 +73,8 @@ class PromptStage(Actor[_Request]):
             assert speak.x_vector is not None
             clone, key = listener.given(speak.x_vector), listener.key(speak.x_vector)
         else:
-            clone, key = await _hear(listener, speak.reference, text), listener.key(speak.reference)
+            steps, key = listener.hear(speak.reference, text), listener.key(speak.reference)
+            clone = await self._hear(speak.request, steps)
         bare = msgspec.structs.replace(
             speak, reference=None, x_vector=None, primer=clone.codes, voice_key=key
         )
@@ -82,6 +91,7 @@ class PromptStage(Actor[_Request]):
         # A described voice comes out a little different each time: its parts are as long as a model can speak.
         described = state.model.kind == "voice_design"
         parts = split(text, DESIGN_LETTERS if described else self._settings.part_letters)
+        self._party.move(speak.request)
         for part in parts or [text]:
             await self._start(
                 state,
@@ -103,6 +113,16 @@ class PromptStage(Actor[_Request]):
                 await self.finish(Ending(request=message.request, reason="cancelled"), outbox)
             case _:
                 raise TypeError(f"prompt takes no {type(message).__name__}")
+
+    async def _hear(self, request: str, steps: Generator[None, None, Clone]) -> Clone:
+        """Encode a reference in steps, so that running requests go on meanwhile, and as long as it is wanted."""
+        while not self._waiting.closed(request):
+            try:
+                next(steps)
+            except StopIteration as done:
+                return done.value
+            await anyio.lowlevel.checkpoint()
+        raise RequestError("The request was stopped.", status=503, code="stopped")
 
     def rows(self, speak: Speak, model: Qwen3TTS, clone: Clone | None, text: str) -> PromptRows:
         """The prompt of a text, or of a part of it."""
@@ -141,6 +161,7 @@ class PromptStage(Actor[_Request]):
         feed.add(text, final=final, words=state.cleaner is not None)
         if not feed.started:
             if feed.ready:
+                self._party.move(state.speak.request)
                 await self._start(state, feed.prompt(), final, outbox)
             return
         rows, tokens = feed.rows()
@@ -166,17 +187,6 @@ class PromptStage(Actor[_Request]):
                 spent=self.spent(state.speak.request),
             )
         )
-
-
-async def _hear(listener: Listener, pcm: bytes, text: str | None) -> Clone:
-    """Encode a reference in steps, so that running requests go on meanwhile."""
-    steps = listener.hear(pcm, text)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return done.value
-        await anyio.lowlevel.checkpoint()
 
 
 def _static_key(speak: Speak, static: int) -> str:

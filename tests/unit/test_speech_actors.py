@@ -283,9 +283,36 @@ async def test_close_becomes_the_ending_that_frees_the_stages_behind() -> None:
 
     stage = Waiting({"m": _model([])}, nullcontext())
     async with _running(stage, "prompt") as bench:
-        await bench.give(SPEAK, Close(request="r"), Close(request="r"))
+        await bench.give(SPEAK)
+        await bench.give(Close(request="r"), Close(request="r"))
         assert bench.got() == [SPEAK, Ending(request="r", reason="cancelled")]
         assert stage.open_requests() == ()
+
+
+async def test_nothing_is_computed_for_who_has_left_already() -> None:
+    """Sixty long texts, given up before the first was begun, once took as long as if they had been wanted."""
+    entered: list[str] = []
+
+    class Counting(PromptStage):
+        async def enter(self, speak: Speak) -> Any:
+            entered.append(speak.request)
+            return await super().enter(speak)
+
+        async def opened(self, state: Any, outbox: Outbox) -> None:
+            """No prompt."""
+
+    give, inbox = anyio.create_memory_object_stream[Message](200)
+    out, got = anyio.create_memory_object_stream[Message](200)
+    speaks = [msgspec.structs.replace(SPEAK, request=f"r{n}") for n in range(60)]
+    for message in [*speaks, *(Close(request=f"r{n}") for n in range(60) if n != 30)]:
+        give.send_nowait(message)
+    give.close()
+    stage = Counting({"m": _model([])}, nullcontext())
+    with anyio.fail_after(15), inbox, out, got:
+        await stage.run(inbox, Outbox([(out, kinds(LINKS["prompt", "talker"]))]))
+        assert entered == ["r30"]
+        assert got.receive_nowait() == speaks[30]
+        assert stage.open_requests() == ("r30",)
 
 
 async def test_unknown_model_is_the_callers_mistake() -> None:
