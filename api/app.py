@@ -66,9 +66,12 @@ def create_app(running: Running) -> Quart:
         response.headers["X-Request-Id"] = exchange.name
         if response.status_code >= 400 and not exchange.counted:
             edge.metrics.refused(request.blueprint or "none")
+        if edge.tracing is not None and request.url_rule is not None:
+            edge.tracing.name(request.method, request.url_rule.rule, exchange.name)
         return response
 
     _ = account
     app.extensions["vivavoce"] = edge
-    app.asgi_app = cast(Any, Guard(cast(Any, app.asgi_app), edge.exchanges, errors.BrokenOffError))
+    guarded = Guard(cast(Any, app.asgi_app), edge.exchanges, errors.BrokenOffError)
+    app.asgi_app = cast(Any, edge.tracing.around(guarded) if edge.tracing else guarded)
     return app

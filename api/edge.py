@@ -10,6 +10,7 @@ import msgspec
 from ..bus.messages import Speak
 from ..bus.running import Running
 from ..configs.voice_store import VoiceStore
+from . import tracing
 from .admission import Admission
 from .catalog import Catalog
 from .chat_job import ChatJob
@@ -42,6 +43,7 @@ class Edge:
         chat = self.layout.chat
         self.chat_admission = Admission(chat.max_concurrent, chat.max_queued)
         self.metrics = Metrics(running, self.admission, self.chat_admission)
+        self.tracing = tracing.start()
 
     def speak(
         self,
@@ -106,7 +108,7 @@ class Edge:
         figures = job.figures()
         self.metrics.spoken(job.route, job.ending, figures)
         timing = {**msgspec.to_builtins(figures), "stages": stage_seconds(job.ending)}
-        _log(job, f"{figures.frames} frames", job.speak.request, timing)
+        self._tell(job, f"{figures.frames} frames", timing)
 
     def chatted(self, job: ChatJob) -> None:
         """Called once for every chat job."""
@@ -114,16 +116,13 @@ class Edge:
         tokens = job.done.completion_tokens if job.done else 0
         if not job.chat.count_only:
             self.metrics.chatted(job.route, job.ending.reason, figures.ttft_s, job.done)
-        _log(job, f"{tokens} tokens", job.chat.request, msgspec.to_builtins(figures))
+        self._tell(job, f"{tokens} tokens", msgspec.to_builtins(figures))
 
-
-def _log(job: SpeechJob | ChatJob, made: str, request: str, timing: dict[str, Any]) -> None:
-    failure, reason = job.failure(), job.ending.reason
-    log.info(
-        "%s: %s after %s%s",
-        job.route,
-        reason,
-        made,
-        f": {failure.message}" if failure else "",
-        extra={"request": request, "ending": reason, "timing": timing},
-    )
+    def _tell(self, job: SpeechJob | ChatJob, made: str, timing: dict[str, Any]) -> None:
+        """The log and the traces of a job's ending."""
+        failure, ending = job.failure(), job.ending
+        why = f": {failure.message}" if failure else ""
+        told = {"request": ending.request, "ending": ending.reason, "timing": timing}
+        log.info("%s: %s after %s%s", job.route, ending.reason, made, why, extra=told)
+        if self.tracing is not None:
+            self.tracing.ended(ending, timing)
