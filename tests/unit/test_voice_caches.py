@@ -11,8 +11,12 @@ from vivavoce.bus.errors import RequestError
 from vivavoce.stages.cache import ByteCache
 from vivavoce.stages.speech.qwen3.checkpoint import load
 from vivavoce.stages.speech.qwen3.clone import Clone
+from vivavoce.stages.speech.qwen3.code_predictor import CodePredictor
+from vivavoce.stages.speech.qwen3.codec_encoder import CodecEncoder
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
 from vivavoce.stages.speech.qwen3.reference import Listener
+from vivavoce.stages.speech.qwen3.speaker_encoder import SpeakerEncoder
+from vivavoce.stages.speech.qwen3.talker import Talker
 
 CHECKPOINTS = Path(__file__).parents[1] / "golden" / "data" / "checkpoints"
 
@@ -104,3 +108,25 @@ def test_resuming_differs_from_one_pass_by_rounding_only(model: Qwen3TTS, length
 
 def _filled(cache: mx.array) -> Any:
     return np.array(cache[:, :, :90])
+
+
+def test_a_base_model_starts_with_everything_warm_that_a_clone_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first clone compiles nothing: each of its functions has run before."""
+    ran: set[str] = set()
+    needed = [
+        (SpeakerEncoder, "embed"),
+        (CodecEncoder, "encode"),
+        (CodePredictor, "embed"),
+        (Talker, "prefix"),
+        (Talker, "resume"),
+    ]
+    for owner, name in needed:
+        original, label = getattr(owner, name), f"{owner.__name__}.{name}"
+
+        def noted(*given: Any, _original: Any = original, _label: str = label, **named: Any) -> Any:
+            ran.add(_label)
+            return _original(*given, **named)
+
+        monkeypatch.setattr(owner, name, noted)
+    load(CHECKPOINTS / "base", dtype="fp32").warm_up()
+    assert ran == {f"{owner.__name__}.{name}" for owner, name in needed}

@@ -5,10 +5,12 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+from .clone import Clone, build_clone
 from .code_predictor import CodePredictor
 from .codec_decoder import STEPS, CodecDecoder, to_int16
-from .codec_encoder import CodecEncoder
+from .codec_encoder import PIECE, CodecEncoder
 from .config import GenerationConfig, ModelConfig, SpeechTokenizerConfig
 from .ops import silu
 from .prompt import build
@@ -134,18 +136,34 @@ class Qwen3TTS:
         row, codes, frame = self._empty[:, :1], mx.zeros((1, 16), mx.int32), mx.zeros(1, mx.int32)
         voice = self.voices[0] if self.voices else None
         match part:
+            case "prompt" if self.kind == "base":
+                return [*self._warming_encoders(), lambda: self._warm_clone(codes)]
             case "prompt":
                 return [
                     lambda: build(self, "Hello there.", voice=voice, language=None, instructions=None).prefill
                 ]
             case "talker":
-                return [*self.talker.warming(self.sampling, row.shape[2])]
+                prefixes = self.kind != "custom_voice"
+                return [*self.talker.warming(self.sampling, row.shape[2], prefixes=prefixes)]
             case "code_predictor":
                 key = request_key(0)
                 return [lambda: self.predictor.frame(row, codes[:, :1], self.sub_sampling, key, frame)]
             case _:
                 counts = [mx.tile(codes[:, None], (1, count, 1)) for count in STEPS]
                 return [partial(self._warm_codec, some) for some in counts]
+
+    def _warming_encoders(self) -> list[Callable[[], Any]]:
+        """A reference of one piece and the beginning of another."""
+        sound, encoders = np.zeros(PIECE + 1920, np.float32), list[Callable[[], Any]]()
+        if self.speaker_encoder is not None:
+            encoders.append(partial(self.speaker_encoder, sound))
+        if self.codec_encoder is not None:
+            encoders.append(partial(self.codec_encoder, mx.array(sound)))
+        return encoders
+
+    def _warm_clone(self, codes: mx.array) -> Any:
+        clone = Clone(self._empty[0, 0], codes, "Hello.")
+        return build_clone(self, "Hello there.", clone, language=None).prefill
 
     def _warm_codec(self, codes: mx.array) -> Any:
         pcm, state = self.codec.step(codes, self.codec.start())

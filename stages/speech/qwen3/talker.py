@@ -133,8 +133,13 @@ class Talker:
         )
         return TalkerState(cache, position, seen, frame, key, control, nucleus, filled), code, hidden
 
-    def warming(self, sampling: Sampling, width: int) -> list[Callable[[], list[mx.array]]]:
-        """One call for each trace that requests with `sampling` need up to `WARM` positions."""
+    def warming(
+        self, sampling: Sampling, width: int, *, prefixes: bool
+    ) -> list[Callable[[], list[mx.array]]]:
+        """One call for each trace that requests with `sampling` need up to `WARM` positions.
+
+        :param prefixes: whether their prompts begin with long prefixes.
+        """
         row = mx.zeros((1, 1, width), self.embedding.dtype)
 
         def started(length: int) -> list[mx.array]:
@@ -147,10 +152,19 @@ class Talker:
             state, code, hidden = self.step(state, row, row)
             return [code, hidden, *state.cache]
 
+        def resumed(length: int, more: int) -> list[mx.array]:
+            prefix = self.prefix(mx.repeat(row, length, axis=1))
+            state, code, hidden = self.resume(prefix, mx.repeat(row, more, axis=1), sampling, 0)
+            return [code, hidden, *state.cache]
+
         if on_cpu():
-            return [partial(stepped, BUCKET)]
-        prompts = [partial(started, PROMPT_ROWS << i) for i in range((WARM // PROMPT_ROWS).bit_length() - 1)]
-        return prompts + [partial(stepped, BUCKET << i) for i in range((WARM // BUCKET).bit_length())]
+            steps, pairs = [partial(stepped, BUCKET)], [(PREFIX_ROWS, PROMPT_ROWS)]
+        else:
+            prompts = [PROMPT_ROWS << i for i in range((WARM // PROMPT_ROWS).bit_length() - 1)]
+            steps = [partial(started, length) for length in prompts]
+            steps += [partial(stepped, BUCKET << i) for i in range((WARM // BUCKET).bit_length())]
+            pairs = [(length, more) for length in prompts for more in prompts if length + more <= WARM]
+        return [*steps, *(partial(resumed, *pair) for pair in pairs if prefixes)]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """hidden rows [N, H] → float32 [N, V], as the head gives them."""
