@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import LayoutError
-from .messages import LINKS
+from .messages import FAMILIES, LINKS
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -118,7 +118,11 @@ class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     rows: int = 8
     """Choices that are decoded at once; more requests wait."""
     chunk: int = 256
-    """Prompt tokens that are read in one slice of device work, and the unit of the prompt cache."""
+    """Prompt tokens that are the unit of the prompt cache, and without speech beside it of a slice of work."""
+    slice_tokens: int | None = None
+    """Prompt tokens that are read in one slice beside speech. By default measured at the start: the most that take
+    no longer than `schedule.slice_s`. Other sizes round differently: give it to have the same answers after every
+    start."""
     cache_bytes: int = 2 << 30
     """Bound of a model's prompt cache; a draft model has as much again."""
     lookahead_tokens: int = 256
@@ -132,6 +136,25 @@ class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     max_responses: int = 1000
     """Answers of `/v1/responses` that are remembered, for `previous_response_id`."""
     max_responses_bytes: int = 64 * 1024 * 1024
+
+
+class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    policy: Literal["race", "pace", "deadline"] = "deadline"
+    """How chat and speech share a device. `race`: by turns in one thread, as it comes between processes. `pace`: by
+    turns, and speech is made no faster than it is played. `deadline`: chat has all that speech does not need for
+    its listeners never to wait."""
+    slice_s: float = 0.03
+    """The longest that chat may use the device at a time, where a slice can be made so short."""
+    slack_s: float = 0.12
+    """`deadline`: how long before a listener would run dry the next audio has to be there."""
+    lead_s: float = 1.5
+    """`pace`: how far ahead of play-out speech is made; more than `speech.max_chunk_frames` frames of 80 ms."""
+    patience_s: float = 1.0
+    """`deadline`: chat gets a slice after waiting this long, even where speech falls behind."""
+    timeout_s: float = 1.0
+    """A process that holds the device, is asked for it, and gives no sign for this long, has lost it."""
+    trace: str | None = None
+    """Folder for files of who used the device when, `PROCESS-FAMILY.jsonl`: a line `[from, until]` for each use."""
 
 
 class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -185,6 +208,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     speech: Speech = Speech()
     chat: Chat = Chat()
     device: Device = Device()
+    schedule: Schedule = Schedule()
     supervision: Supervision = Supervision()
     taps: Taps = Taps()
 
@@ -199,6 +223,24 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def find(self, process: str) -> Process:
         return next(found for found in self.process if found.name == process)
+
+    def families(self, process: str) -> tuple[str, ...]:
+        """Families with a stage on the process's device."""
+        device = set(self.find(process).device)
+        return tuple(family for family, stages in FAMILIES.items() if device & {*stages})
+
+    def lessees(self) -> dict[str, tuple[str, ...]]:
+        """Processes that share this machine's device by lease, with their families. None need one to be alone."""
+        here = {process.name: self.families(process.name) for process in self.process if not process.control}
+        here = {process: families for process, families in here.items() if families}
+        both = {family for families in here.values() for family in families} == {*FAMILIES}
+        return here if both and len(here) > 1 and self.schedule.policy != "race" else {}
+
+    def sharing(self, process: str) -> Literal["thread", "lease"] | None:
+        """Where the turns of a process's device are decided; None: its device thread goes on as it likes."""
+        if process in self.lessees():
+            return "lease"
+        return "thread" if len(self.families(process)) == len(FAMILIES) else None
 
     def stages(self) -> tuple[str, ...]:
         return tuple(stage for process in self.process for stage in (*process.loop, *process.device))
@@ -268,6 +310,7 @@ def _explain(error: str) -> str:
         "speech": Speech,
         "chat": Chat,
         "device": Device,
+        "schedule": Schedule,
         "supervision": Supervision,
         "taps": Taps,
     }

@@ -7,6 +7,7 @@ import msgspec
 
 from .layout import Layout
 from .messages import FAMILIES, LINKS
+from .schedule import FRAME_S
 
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 STAGES = ("api", *(stage for family in FAMILIES.values() for stage in family))
@@ -112,6 +113,7 @@ def _numbers(layout: Layout) -> Iterator[str]:
         "speech.frames_floor": layout.speech.frames_floor,
         "chat.rows": layout.chat.rows,
         "chat.chunk": layout.chat.chunk,
+        "chat.slice_tokens": 1 if layout.chat.slice_tokens is None else layout.chat.slice_tokens,
         "chat.draft_tokens": layout.chat.draft_tokens,
         "chat.lookahead_tokens": layout.chat.lookahead_tokens,
         "chat.max_concurrent": layout.chat.max_concurrent,
@@ -124,6 +126,13 @@ def _numbers(layout: Layout) -> Iterator[str]:
     for key, value in msgspec.structs.asdict(layout.supervision).items():
         if value < 0 or (value == 0 and key != "max_restarts"):
             yield f"supervision.{key}: {value} is too small; allowed: above 0"
+    for key, value in msgspec.structs.asdict(layout.schedule).items():
+        if isinstance(value, float) and value <= 0:
+            yield f"schedule.{key}: {value} is too small; allowed: above 0"
+    chunk_s = layout.speech.max_chunk_frames * FRAME_S
+    if layout.schedule.policy == "pace" and layout.schedule.lead_s <= chunk_s:
+        # Until a chunk is whole nothing of it is heard.
+        yield f"schedule.lead_s: {layout.schedule.lead_s} is too small; allowed: more than a chunk ({chunk_s:g} s)"
     if layout.supervision.silence_s < 2 * layout.supervision.beat_s:
         least = 2 * layout.supervision.beat_s
         yield f"supervision.silence_s: less than two beats is too small; allowed: {least:g} or more"

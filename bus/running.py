@@ -19,6 +19,7 @@ from .errors import StartError, innermost
 from .keys import Keys, gate
 from .keys import read as read_keys
 from .layout import Layout
+from .lease import LeaseServer
 from .listener import SOCKET
 from .loop import Station
 from .messages import FAMILIES, Failure
@@ -93,6 +94,8 @@ class Running:
         await stack.enter_async_context(gate(context, keys))
         taps = self._open_taps(context, folder, keys)
         lives = await stack.enter_async_context(anyio.create_task_group())
+        self._lease = LeaseServer(self.layout, context, folder, lives)
+        stack.callback(self._lease.close)
         stack.callback(lives.cancel_scope.cancel)
         for process in self.layout.process:
             if process.name != self.process:
@@ -187,6 +190,7 @@ class Running:
         assert self._body is not None
         failure = Failure(status=503, code="stage_down", message=f"the process {dead.name} ended: {why}")
         self._epochs[dead.name] = dead.epoch
+        self._lease.open(dead.name, dead.epoch)
         self.client.fail_all(failure, self._families(dead.name))
         command = Relink(dead.name, dead.epoch, failure)
         self._body.relink(command)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Awaitable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -10,11 +11,16 @@ import msgspec
 
 from ..bus.channel import Inbox, Outbox
 from ..bus.errors import RequestError
-from ..bus.messages import Ending, Failure, Message, Speak, StageTime
+from ..bus.layout import Schedule
+from ..bus.messages import Close, Credit, Ending, Failure, Feedback, Message, Rows, Speak, StageTime, Text
+from ..bus.turns import SpeechParty
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+OFF_DEVICE = Text | Rows | Credit | Close | Feedback
+"""Taken without the device: arrays that come of them are computed with the next frame, which waits for its turn."""
 
 
 @dataclass(slots=True)
@@ -29,9 +35,13 @@ class Actor(Generic[R]):
     name = ""
     """Of the stage, in the times that its endings tell."""
 
-    def __init__(self, progress: AbstractContextManager[None] | None = None) -> None:
+    def __init__(
+        self, progress: AbstractContextManager[None] | None = None, party: SpeechParty | None = None
+    ) -> None:
+        """:param party: by which the device is shared; None: it is not."""
         self.requests: dict[str, R] = {}
         self._progress = progress or nullcontext()
+        self._party = party or SpeechParty(Schedule())
         self._clocks: dict[str, _Clock] = {}
         self._turn = 0.0
         """When the turn in progress was begun, by `time.perf_counter`."""
@@ -59,15 +69,26 @@ class Actor(Generic[R]):
 
     async def run(self, inbox: Inbox, outbox: Outbox) -> None:
         async for message in inbox:
-            try:
-                with self._progress:
-                    self._turn = time.perf_counter()
-                    await self._take(message, outbox)
-                    if (clock := self._clocks.get(message.request)) is not None:
-                        clock.busy_s += time.perf_counter() - self._turn
-            except Exception as error:  # the request's boundary: one request fails, the stage goes on
-                self.requests.pop(message.request, None)
-                await self._pass_on(_failed(message.request, error), outbox)
+            gone = isinstance(message, Ending) and message.reason in ("cancelled", "error")
+            if gone or isinstance(message, OFF_DEVICE):
+                await self._attempt(message.request, self._take(message, outbox), outbox)
+            else:
+                async with self._party:
+                    await self._attempt(message.request, self._take(message, outbox), outbox)
+            if isinstance(message, Ending) and self.name == self._party.last:
+                self._party.still(message.request)
+
+    async def _attempt(self, request: str, work: Awaitable[None], outbox: Outbox) -> None:
+        """A turn of work for a request."""
+        try:
+            with self._progress:
+                self._turn = time.perf_counter()
+                await work
+                if (clock := self._clocks.get(request)) is not None:
+                    clock.busy_s += time.perf_counter() - self._turn
+        except Exception as error:  # the request's boundary: one request fails, the stage goes on
+            self.requests.pop(request, None)
+            await self._pass_on(_failed(request, error), outbox)
 
     async def _take(self, message: Message, outbox: Outbox) -> None:
         if isinstance(message, Speak):

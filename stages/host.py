@@ -4,13 +4,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from ..bus.channel import Stage
 from ..bus.control import Loading, ModelInfo, Notice, Progress, Ready
 from ..bus.device_thread import Commands
 from ..bus.errors import StartError
 from ..bus.layout import Layout
+from ..bus.lease import Parties, parties
 from ..bus.loop import Station, Wiring
 from ..bus.messages import FAMILIES
+from ..bus.turns import Party, SpeechParty
 from ..configs.models import find, split_name
 from .speech.encoder import EncoderStage
 
@@ -31,15 +35,23 @@ async def device_main(
         cache_limit_bytes=settings.cache_limit_bytes, wired_limit_bytes=settings.wired_limit_bytes
     )
     try:
-        models, stages = _load(station, progress, notify)
-        progress.active = lambda: {name: len(stage.open_requests()) for name, stage in stages.items()}
-        async with Wiring(station) as wiring:
+        async with parties(station, _drain) as shared, Wiring(station) as wiring:
+            models, stages = _load(station, progress, notify, shared)
+            progress.active = lambda: {name: len(stage.open_requests()) for name, stage in stages.items()}
             wiring.run(stages)
+            for party in shared:
+                party.join()
             notify(Ready(backend=machine.name, models=models, hints=tuple(machine.hints)))
             async for command in commands:
                 wiring.relink(command.process, command.epoch, command.failure)
     finally:
         device.release()
+
+
+def _drain() -> None:
+    import mlx.core as mx
+
+    mx.synchronize()
 
 
 def _report(notify: Callable[[Notice], None], what: str, done: float) -> None:
@@ -49,28 +61,30 @@ def _report(notify: Callable[[Notice], None], what: str, done: float) -> None:
 Loaded = tuple[tuple[ModelInfo, ...], dict[str, Stage]]
 
 
-def _load(station: Station, progress: Progress, notify: Callable[[Notice], None]) -> Loaded:
+def _load(station: Station, progress: Progress, notify: Callable[[Notice], None], shared: Parties) -> Loaded:
     """The stages of a device thread and their models."""
     chat: Loaded = ((), {})
     if "chat" in station.stages:
-        chat = _chat(station.layout, progress, notify)
+        chat = _chat(station, progress, notify, shared.chat)
     speech: Loaded = ((), {})
     if any(name in FAMILIES["speech"] for name in station.stages):
-        speech = _speech(station, progress, notify)
+        speech = _speech(station, progress, notify, shared.speech)
     return speech[0] + chat[0], speech[1] | chat[1]
 
 
-def _chat(layout: Layout, progress: Progress, notify: Callable[[Notice], None]) -> Loaded:
+def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None], party: Party) -> Loaded:
     import mlx.core as mx
 
     from . import device
     from .chat.engine import Engine, EngineOptions
     from .chat.model import KvOptions, load_model
+    from .chat.prefill import measure_slice
     from .chat.stage import ChatStage
 
     if device.on_cpu():
         # mlx-lm compiles parts of its models; on a CPU that needs a C++ compiler and is slower.
         mx.disable_compile()
+    layout = station.layout
     settings = layout.chat
     if not settings.models:
         raise StartError(
@@ -84,6 +98,7 @@ def _chat(layout: Layout, progress: Progress, notify: Callable[[Notice], None]) 
         rows=settings.rows,
         cache_bytes=settings.cache_bytes,
         draft_tokens=settings.draft_tokens,
+        slice_tokens=settings.slice_tokens,
     )
     draft = None
     if settings.draft_model is not None:
@@ -95,6 +110,10 @@ def _chat(layout: Layout, progress: Progress, notify: Callable[[Notice], None]) 
         name, where = split_name(source)
         notify(Loading(f"loading {name}"))
         model = load_model(str(find(where)), kv)
+        if settings.slice_tokens is None and layout.sharing(station.process) is not None:
+            notify(Loading(f"measuring {name}"))
+            most = measure_slice(model, settings.chunk, layout.schedule.slice_s)
+            options = msgspec.structs.replace(options, slice_tokens=most)
         engines[name] = Engine(model, options, draft)
         infos.append(
             ModelInfo(
@@ -106,10 +125,12 @@ def _chat(layout: Layout, progress: Progress, notify: Callable[[Notice], None]) 
                 context=model.context,
             )
         )
-    return tuple(infos), {"chat": ChatStage(engines, progress)}
+    return tuple(infos), {"chat": ChatStage(engines, progress, party)}
 
 
-def _speech(station: Station, progress: Progress, notify: Callable[[Notice], None]) -> Loaded:
+def _speech(
+    station: Station, progress: Progress, notify: Callable[[Notice], None], party: SpeechParty
+) -> Loaded:
     from .speech.code_predictor import CodePredictorStage
     from .speech.codec_decoder import CodecDecoderStage
     from .speech.prompt import PromptStage
@@ -141,9 +162,9 @@ def _speech(station: Station, progress: Progress, notify: Callable[[Notice], Non
             )
         )
     makers: dict[str, Callable[[], Stage]] = {
-        "prompt": lambda: PromptStage(models, progress, layout.speech),
-        "talker": lambda: TalkerStage(models, layout.speech, progress),
-        "code_predictor": lambda: CodePredictorStage(models, progress),
-        "codec_decoder": lambda: CodecDecoderStage(models, layout.speech, progress),
+        "prompt": lambda: PromptStage(models, progress, layout.speech, party),
+        "talker": lambda: TalkerStage(models, layout.speech, progress, party),
+        "code_predictor": lambda: CodePredictorStage(models, progress, party),
+        "codec_decoder": lambda: CodecDecoderStage(models, layout.speech, progress, party),
     }
     return tuple(infos), {name: makers[name]() for name in station.stages if name in makers}

@@ -25,7 +25,9 @@ MAX_TOP_LOGPROBS = 20
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk: int = 256
-    """Prompt tokens of one slice, and the unit of the prompt cache."""
+    """Prompt tokens that are the unit of the prompt cache."""
+    slice_tokens: int | None = None
+    """The most of them that are read in one slice; None: a chunk. Other sizes round differently."""
     rows: int = 8
     """Choices that may be decoded at once; more requests wait."""
     cache_bytes: int = 2 << 30
@@ -63,9 +65,9 @@ class _Running:
 class Engine:
     """Lives on one thread. `submit` requests, call `step` while `busy`; each call is one slice.
 
-    A slice is one chunk of a prompt, or one token for the rows that are decoded together. Requests without a
-    seed share one batch, which they join and leave between tokens. A request with a seed, or on a model whose
-    caches cannot be batched, or with a draft model, is decoded by itself, so what it says does not depend on
+    A slice is one chunk of a prompt or a part of it, or one token for the rows that are decoded together. Requests
+    without a seed share one batch, which they join and leave between tokens. A request with a seed, or on a model
+    whose caches cannot be batched, or with a draft model, is decoded by itself, so what it says does not depend on
     what runs beside it. The batches and the prompts take turns.
     """
 
@@ -186,9 +188,10 @@ class Engine:
         while self._waiting and taken + self._waiting[0].n <= self.options.rows:
             request = self._waiting.popleft()
             taken += request.n
-            readers = [Reader(self.model, self.cache, request.prompt, self.options.chunk)]
+            chunk, slice_tokens = self.options.chunk, self.options.slice_tokens
+            readers = [Reader(self.model, self.cache, request.prompt, chunk, slice_tokens)]
             if self._guessed(request) and self.draft is not None:
-                readers.append(Reader(self.draft, self._draft_cache, request.prompt, self.options.chunk))
+                readers.append(Reader(self.draft, self._draft_cache, request.prompt, chunk, slice_tokens))
             self._prefills.append(Prefill(request, readers))
 
     def _guessed(self, request: Request) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 from ...bus.channel import Inbox, Outbox
 from ...bus.control import Progress
 from ...bus.errors import RequestError
+from ...bus.layout import Schedule
 from ...bus.messages import (
     Call,
     Chat,
@@ -27,6 +28,7 @@ from ...bus.messages import (
     Likely,
     Message,
 )
+from ...bus.turns import Party
 from . import events
 from .conversation import Composed, Conversation, compose, plain
 from .engine import Engine
@@ -35,8 +37,9 @@ from .sampling import Sampling
 
 log = logging.getLogger(__name__)
 
-TURN = 4
-"""Steps of the stages of speech that make a frame: after a slice of chat they may do as many."""
+ROUNDS = 5
+"""Rounds of the loop from a message's socket through a stage to the party of speech: as many are waited for after
+each slice, or speech would have the device a slice too late."""
 
 
 @dataclass
@@ -50,9 +53,12 @@ class _Request:
 class ChatStage:
     """An actor that owns the engines. It waits for messages while idle, and takes what is there between slices."""
 
-    def __init__(self, engines: Mapping[str, Engine], progress: Progress) -> None:
+    def __init__(self, engines: Mapping[str, Engine], progress: Progress, party: Party | None = None) -> None:
+        """:param party: by which the device is shared; None: it is not."""
         self._engines = engines
         self._progress = progress
+        self._party = party or Party(Schedule())
+        self._rounds = 1 if self._party.alone else ROUNDS
         self._requests: dict[str, _Request] = {}
 
     def open_requests(self) -> tuple[str, ...]:
@@ -63,20 +69,15 @@ class ChatStage:
             await self._take(message, outbox)
             while busy := [engine for engine in self._engines.values() if engine.busy]:
                 for engine in busy:
-                    with self._progress:
-                        told = engine.step()
+                    async with self._party:
+                        with self._progress:
+                            told = engine.step()
                     for event in told:
                         await self._tell(event, outbox)
-                    await self._yield()
+                    for _ in range(self._rounds):
+                        await anyio.lowlevel.checkpoint()
                 await self._take_waiting(inbox, outbox)
-
-    async def _yield(self) -> None:
-        """Let the other stages of this loop do a frame's work, if they have any, and messages arrive."""
-        for _ in range(TURN):
-            before = self._progress.steps
-            await anyio.lowlevel.checkpoint()
-            if self._progress.steps == before:
-                return
+            self._party.rest()
 
     async def _take_waiting(self, inbox: Inbox, outbox: Outbox) -> None:
         try:

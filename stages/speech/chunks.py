@@ -2,6 +2,15 @@
 
 from collections.abc import Iterator
 
+from ...bus.layout import Speech
+from ...bus.messages import Speak
+
+
+def sizes(settings: Speech, speak: Speak) -> Iterator[int]:
+    """Sizes of a request's successive chunks."""
+    # While text is still arriving the talker may pause at any frame: none is kept back then.
+    return ramp(settings.chunk_rtf, 1 if speak.more_text else settings.max_chunk_frames)
+
 
 def ramp(rtf: float, largest: int) -> Iterator[int]:
     """Sizes of successive chunks: one frame, then powers of two that grow as far as a player stays fed.

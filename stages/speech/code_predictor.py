@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from ...bus.channel import Outbox
 from ...bus.messages import Codes, Feedback, Hidden, Hold, Message, Seam, Speak
+from ...bus.turns import SpeechParty
 from ..actor import Actor
 from ..arrays import array
 from .qwen3.model import Qwen3TTS
@@ -23,8 +24,13 @@ class _Request:
 class CodePredictorStage(Actor[_Request]):
     name = "code_predictor"
 
-    def __init__(self, models: Mapping[str, Qwen3TTS], progress: AbstractContextManager[None]) -> None:
-        super().__init__(progress)
+    def __init__(
+        self,
+        models: Mapping[str, Qwen3TTS],
+        progress: AbstractContextManager[None],
+        party: SpeechParty | None = None,
+    ) -> None:
+        super().__init__(progress, party)
         self._models = models
 
     def open(self, speak: Speak) -> _Request:

@@ -14,10 +14,11 @@ import numpy as np
 from ...bus.channel import Outbox
 from ...bus.layout import Speech
 from ...bus.messages import Codes, Ending, Hold, Message, Pcm, Seam, Speak
+from ...bus.turns import SpeechParty
 from ..actor import Actor
 from ..arrays import array
 from ..cache import ByteCache
-from .chunks import ramp, split
+from .chunks import sizes, split
 from .qwen3.codec_decoder import CodecState, to_int16
 from .qwen3.model import Qwen3TTS
 
@@ -45,9 +46,13 @@ class CodecDecoderStage(Actor[_Request]):
     name = "codec_decoder"
 
     def __init__(
-        self, models: Mapping[str, Qwen3TTS], settings: Speech, progress: AbstractContextManager[None]
+        self,
+        models: Mapping[str, Qwen3TTS],
+        settings: Speech,
+        progress: AbstractContextManager[None],
+        party: SpeechParty | None = None,
     ) -> None:
-        super().__init__(progress)
+        super().__init__(progress, party)
         self._models = models
         self._settings = settings
         self._silence_limit = int(settings.silence_limit_s * 12.5)
@@ -55,10 +60,8 @@ class CodecDecoderStage(Actor[_Request]):
 
     def open(self, speak: Speak) -> _Request:
         model = self._models[speak.model]
-        # While text is still arriving the talker may pause at any frame: none is kept back then.
-        largest = 1 if speak.more_text else self._settings.max_chunk_frames
-        sizes = ramp(self._settings.chunk_rtf, largest)
-        return _Request(model, sizes, next(sizes), self._first_state(model, speak))
+        chunks = sizes(self._settings, speak)
+        return _Request(model, chunks, next(chunks), self._first_state(model, speak))
 
     def _first_state(self, model: Qwen3TTS, speak: Speak) -> CodecState:
         """The state that a clone's reference leaves; nothing before the audio of other voices."""

@@ -4,16 +4,18 @@ Frame n+1 is queued on the device before code 0 of frame n is read here, so the 
 When that code turns out to be the end, the one frame queued too many is dropped.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import cast
 
+import anyio
 import mlx.core as mx
 import msgspec
 
-from ...bus.channel import Outbox
+from ...bus.channel import Inbox, Outbox
 from ...bus.layout import Speech
 from ...bus.messages import (
     Credit,
@@ -28,9 +30,12 @@ from ...bus.messages import (
     Speak,
     StageTime,
 )
+from ...bus.schedule import Playout
+from ...bus.turns import SpeechParty
 from ..actor import Actor
 from ..arrays import array
 from ..cache import ByteCache
+from .chunks import sizes
 from .qwen3.model import Qwen3TTS
 from .qwen3.sampling import Sampling
 from .qwen3.talker import PREFIX_ROWS, Prefix, TalkerState
@@ -57,6 +62,7 @@ class _Request:
     """Frames of the parts that are spoken."""
     text_tokens: int = 0
     """Of those parts."""
+    playout: Playout = field(kw_only=True)
     prompted: StageTime | None = None
     """What the stage `prompt` has spent."""
 
@@ -85,16 +91,40 @@ class TalkerStage(Actor[_Request]):
     name = "talker"
 
     def __init__(
-        self, models: Mapping[str, Qwen3TTS], settings: Speech, progress: AbstractContextManager[None]
+        self,
+        models: Mapping[str, Qwen3TTS],
+        settings: Speech,
+        progress: AbstractContextManager[None],
+        party: SpeechParty | None = None,
     ) -> None:
-        super().__init__(progress)
+        super().__init__(progress, party)
         self._models = models
         self._settings = settings
         self._prefixes: ByteCache[Prefix] = ByteCache(settings.voice_cache_bytes)
 
     def open(self, speak: Speak) -> _Request:
         recent: deque[int] = deque(maxlen=self._settings.repeat_limit_frames)
-        return _Request(speak, self._models[speak.model], speak.lookahead, recent)
+        playout = Playout(sizes(self._settings, speak))
+        return _Request(speak, self._models[speak.model], speak.lookahead, recent, playout=playout)
+
+    async def run(self, inbox: Inbox, outbox: Outbox) -> None:
+        if self._party.alone:
+            await super().run(inbox, outbox)
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._take_turns, outbox)
+            await super().run(inbox, outbox)
+            tasks.cancel_scope.cancel()
+
+    async def _take_turns(self, outbox: Outbox) -> None:
+        """Begin frames that had to wait for the device."""
+        while True:
+            name = await self._party.next_turn()
+            request = self.requests.get(name)
+            if request is not None and request.run is not None:
+                async with self._party:
+                    frame = self._advance(request, request.run, outbox, granted=True)
+                    await self._attempt(name, frame, outbox)
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
         run = state.run
@@ -117,6 +147,7 @@ class TalkerStage(Actor[_Request]):
                 run.limit = self._limit(state, run.text_tokens)
             case Credit():
                 state.credit += message.frames
+                state.playout.taken(time.monotonic())
             case _:
                 raise TypeError(f"talker takes no {type(message).__name__}")
         if run is not None:
@@ -124,6 +155,7 @@ class TalkerStage(Actor[_Request]):
 
     async def _begin(self, request: _Request, message: Prompt, outbox: Outbox) -> None:
         """Frame 0 of a prompt, which is the first or that of the next part of a long text."""
+        self._party.move(request.speak.request)
         request.parts_left = request.parts_left or message.parts
         done, part = request.done, message.parts - request.parts_left
         # Each part draws from a key of its own; the first from the request's.
@@ -149,15 +181,24 @@ class TalkerStage(Actor[_Request]):
             self._prefixes.put(message.static_key, prefix, sum(part.nbytes for part in prefix.cache))
         return talker.resume(prefix, prefill[:, static:], sampling, seed)
 
-    async def _advance(self, request: _Request, run: _Run, outbox: Outbox) -> None:
-        if run.parked is None or request.credit < 1:
+    async def _advance(self, request: _Request, run: _Run, outbox: Outbox, *, granted: bool = False) -> None:
+        name, playout = request.speak.request, request.playout
+        if run.parked is None:
+            return
+        if request.credit < 1:
+            # The credit that the first audio earns is a hop away: what it starts should find the device free.
+            if playout.heard:
+                self._party.still(name)
             return
         text = run.trailing[:, run.frame : run.frame + 1]
         if text.shape[1] == 0:
             if not run.final:
+                self._party.still(name)
                 await self._wait_for_text(request, run, outbox)
                 return
             text = run.pad
+        if not granted and not self._party.ready(name, playout, request.done + run.frame + 1):
+            return
         embedding, run.parked = run.parked, None
         run.state, code0, hidden = request.model.talker.step(run.state, embedding, text)
         mx.async_eval(code0, hidden)
@@ -180,6 +221,7 @@ class TalkerStage(Actor[_Request]):
             request.done, request.text_tokens = ending.frames, ending.text_tokens
             request.credit += 1  # the frame that was the end is never handed out
             request.run = None
+            request.playout.seam(ending.frames)
             await outbox.send(Seam(request=ending.request, frames=ending.frames))
             if request.waiting:
                 await self._begin(request, request.waiting.popleft(), outbox)

@@ -1,0 +1,162 @@
+"""Where the arbiter runs: in the one device thread that all share, or in the parent, over ZeroMQ.
+
+One DEALER–DEALER pair a party, which the parent binds at a fresh endpoint with each incarnation of the party's
+process. The party speaks first: a bound socket cannot send before the other end is there.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import zmq
+import zmq.asyncio
+from anyio.abc import TaskGroup
+
+from . import wire
+from .layout import Layout, Schedule
+from .loop import Station
+from .messages import FAMILIES
+from .schedule import Arbiter, Said, Told
+from .turns import Party, SpeechParty
+
+
+class LoopArbiter(Arbiter):
+    """An arbiter whose timer is the running event loop's."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def check(self) -> float | None:
+        when = super().check()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if when is not None:
+            self._timer = asyncio.get_running_loop().call_later(when - time.monotonic(), self.check)
+        return when
+
+
+class LeaseServer:
+    """The parent's end."""
+
+    def __init__(self, layout: Layout, context: zmq.Context[Any], folder: Path, tasks: TaskGroup) -> None:
+        self._layout = layout
+        self._context = context
+        self._folder = folder
+        self._tasks = tasks
+        self._lines: dict[str, tuple[zmq.asyncio.Socket, anyio.CancelScope]] = {}
+        speech = layout.place("talker")
+        self._arbiter = LoopArbiter(layout.schedule, self._tell, rest=speech and f"{speech[0]}/speech")
+        for process in layout.lessees():
+            self.open(process, 0)
+
+    def open(self, process: str, epoch: int) -> None:
+        """Listen to a process that is about to start, as this incarnation, and forget the one before."""
+        for family in self._layout.lessees().get(process, ()):
+            name = f"{process}/{family}"
+            if name in self._lines:
+                socket, scope = self._lines.pop(name)
+                scope.cancel()
+                socket.close()
+                self._arbiter.leave(name)
+            address = _address(self._layout, self._folder, process, family, epoch)
+            line = wire.control_socket(self._context, address, bind=True), anyio.CancelScope()
+            self._lines[name] = line
+            self._tasks.start_soon(self._listen, name, *line)
+
+    def close(self) -> None:
+        for socket, _ in self._lines.values():
+            socket.close()
+
+    async def _listen(self, name: str, socket: zmq.asyncio.Socket, scope: anyio.CancelScope) -> None:
+        decode = wire.Decoder(Said)
+        with scope:
+            while True:
+                self._arbiter.hear(name, decode((await socket.recv_multipart())[0]))
+
+    def _tell(self, name: str, told: Told) -> None:
+        self._lines[name][0].send(wire.encode(told))
+
+
+class Parties(NamedTuple):
+    """The two families' ends on one device thread."""
+
+    speech: SpeechParty
+    chat: Party
+
+
+@asynccontextmanager
+async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator[Parties]:
+    """The parties of a device thread, as its layout wants them to share.
+
+    :param drain: waits for what is queued on the device.
+    """
+    layout, process = station.layout, station.process
+    kind = layout.sharing(process)
+    with ExitStack() as stack:
+        traces = {family: _trace(layout.schedule, process, family, stack) for family in FAMILIES}
+        if kind == "thread":
+            both: list[Party] = []
+            arbiter = LoopArbiter(
+                layout.schedule, lambda name, told: both[name == "chat"].take(told), rest="speech"
+            )
+            speech = SpeechParty(
+                layout.schedule,
+                lambda said: arbiter.hear("speech", said),
+                stages=station.stages,
+                trace=traces["speech"],
+            )
+            chat = Party(layout.schedule, lambda said: arbiter.hear("chat", said), trace=traces["chat"])
+            both += [speech, chat]
+            yield Parties(speech, chat)
+            return
+        made = Parties(
+            SpeechParty(layout.schedule, trace=traces["speech"]), Party(layout.schedule, trace=traces["chat"])
+        )
+        if kind is None:
+            yield made
+            return
+        async with anyio.create_task_group() as tasks:
+            for family in layout.lessees()[process]:
+                address = _address(layout, station.folder, process, family, station.epochs.get(process, 0))
+                socket = wire.control_socket(station.context, address, bind=False)
+                stack.callback(socket.close)
+                tell, trace = _teller(socket), traces[family]
+                if family == "speech":
+                    party = SpeechParty(
+                        layout.schedule, tell, stages=station.stages, drain=drain, trace=trace
+                    )
+                    made = made._replace(speech=party)
+                else:
+                    party = Party(layout.schedule, tell, drain=drain, trace=trace)
+                    made = made._replace(chat=party)
+                tasks.start_soon(_listen, socket, party)
+            yield made
+            tasks.cancel_scope.cancel()
+
+
+def _trace(
+    settings: Schedule, process: str, family: str, stack: ExitStack
+) -> Callable[[float, float], object]:
+    if settings.trace is None:
+        return lambda _begun, _ended: None
+    file = stack.enter_context(Path(settings.trace, f"{process}-{family}.jsonl").open("a"))  # noqa: SIM115
+    return lambda begun, ended: file.write(f"[{begun:.6f}, {ended:.6f}]\n")
+
+
+def _teller(socket: zmq.asyncio.Socket) -> Callable[[Said], object]:
+    return lambda said: socket.send(wire.encode(said))
+
+
+async def _listen(socket: zmq.asyncio.Socket, party: Party) -> None:
+    decode = wire.Decoder(Told)
+    while True:
+        party.take(decode((await socket.recv_multipart())[0]))
+
+
+def _address(layout: Layout, folder: Path, process: str, family: str, epoch: int) -> str:
+    number = layout.process.index(layout.find(process))
+    return f"ipc://{folder}/{family[0]}{number}-{epoch}"

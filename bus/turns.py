@@ -1,0 +1,225 @@
+"""A party's end of the scheduler, on a device thread: it holds the device, or waits for it.
+
+Everything here runs on the loop of the device thread and touches no device itself.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import anyio
+
+from .layout import Schedule
+from .messages import FAMILIES
+from .schedule import Ask, Grant, Lost, Playout, Recall, Release, Said, Told
+
+FIRST_COST_S = 0.04
+"""What a frame is taken to cost before any was measured."""
+
+
+class Party:
+    """Chat on a device thread: `async with` it around each slice. Without `tell` the device is always its own."""
+
+    urgency = math.inf
+    """When it has to have the device for what is done inside `async with`: whenever."""
+
+    def __init__(
+        self,
+        settings: Schedule,
+        tell: Callable[[Said], object] | None = None,
+        *,
+        drain: Callable[[], None] = lambda: None,
+        trace: Callable[[float, float], object] = lambda _begun, _ended: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        :param tell: takes what is said to the arbiter.
+        :param drain: waits for what is queued on the device, before that is given to another process.
+        :param trace: is told from when until when the device was used.
+        """
+        self.alone = self.held = tell is None
+        self._settings = settings
+        self._tell: Callable[[Said], object] = tell or (lambda _said: None)
+        self._drain = drain
+        self._trace = trace
+        self._clock = clock
+        self._wanted_since: float | None = None
+        self._number = 0
+        self._asked: float | None = None
+        self._users = 0
+        """Inside `async with`, or about to be."""
+        self._began: float | None = None
+        self._granted = anyio.Event()
+
+    def join(self) -> None:
+        """The stages are ready: take part."""
+        self._tell(Release(0))
+
+    def take(self, told: Told) -> None:
+        """What the arbiter tells."""
+        match told:
+            case Grant(number=number, wanted=wanted):
+                self.held, self._number, self._asked = True, number, None
+                self._wanted_since = self._clock() if wanted else None
+                self._granted.set()
+            case Recall():
+                self._wanted_since = self._clock()
+            case Lost():
+                self._part()
+        self._settle()
+
+    async def __aenter__(self) -> Self:
+        """Wait for the device."""
+        self._users += 1
+        try:
+            while not self.held:
+                self._ask(self.urgency)
+                await self._granted.wait()
+        except BaseException:
+            self._users -= 1
+            raise
+        if self._began is None:
+            self._began = self._clock()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._users -= 1
+        if not self._users and self._began is not None:
+            self._trace(self._began, self._clock())
+            self._began = None
+        self._settle()
+
+    def rest(self) -> None:
+        """There is nothing to do for now."""
+        if self.held and not self.alone and not self._users:
+            self._give_up()
+
+    def _settle(self) -> None:
+        """Give the device back where another wants it and no slice is under way."""
+        if self._wanted_since is not None and not self._users:
+            self._give_up()
+
+    def _ask(self, due: float) -> None:
+        if self._asked is None or due < self._asked:
+            self._asked = due
+            self._tell(Ask(None if due == math.inf else max(due - self._clock(), 0.0)))
+
+    def _give_up(self) -> None:
+        self._drain()
+        self._part()
+        self._tell(Release(self._number))
+
+    def _part(self) -> None:
+        self.held, self._wanted_since = False, None
+        self._granted = anyio.Event()
+
+
+class SpeechParty(Party):
+    """Speech on a device thread. Its stages need the device at once; the talker may wait before each frame.
+
+    A request is moving from its prompt, or from the beginning of a frame, until the talker asks for the next one:
+    the device is not given back in between.
+    """
+
+    urgency = -math.inf
+
+    def __init__(
+        self,
+        settings: Schedule,
+        tell: Callable[[Said], object] | None = None,
+        *,
+        stages: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        """:param stages: of the device thread."""
+        super().__init__(settings, tell, **options)
+        here = [stage for stage in FAMILIES["speech"] if stage in stages]
+        self.last = here[-1] if "talker" in here else ""
+        """The stage that a request leaves the device thread from; none where its frames are begun elsewhere."""
+        self.cost_s = FIRST_COST_S
+        """What a frame takes, by those of late."""
+        self._moving: dict[str, float | None] = {}
+        """When the frame was begun; None for a prompt."""
+        self._waiting: dict[str, float] = {}
+        """When the next frame has to be begun."""
+        self._fresh = False
+        """Whether nothing has been begun since the grant: it is good for one frame at least."""
+        self._turned = anyio.Event()
+
+    def take(self, told: Told) -> None:
+        if isinstance(told, Grant):
+            self._fresh = True
+        elif isinstance(told, Lost):
+            self._moving.clear()
+        super().take(told)
+
+    def move(self, request: str) -> None:
+        """A prompt is on its way to the talker."""
+        if self.last and request not in self._waiting:
+            self._moving[request] = None
+
+    def ready(self, request: str, playout: Playout, frame: int) -> bool:
+        """A frame could be begun. True: go on, False: `turn` will tell when."""
+        if self.alone:
+            return True
+        now = self._clock()
+        if (began := self._moving.pop(request, None)) is not None:
+            self.cost_s += (now - began - self.cost_s) / 5
+        due = min(playout.due(frame, now, self.cost_s, self._settings), self._waiting.pop(request, math.inf))
+        if self.held and self._may(due):
+            self._begin(request)
+            self._settle()
+            return True
+        self._waiting[request] = due
+        self._settle()
+        return False
+
+    def still(self, request: str) -> None:
+        """The request is over, or waits for something else than the device."""
+        self._moving.pop(request, None)
+        self._waiting.pop(request, None)
+        self._settle()
+
+    def turn(self) -> str | None:
+        """The waiting request whose frame is to be begun now, if there is one."""
+        if not self.held or not self._waiting:
+            return None
+        request = min(self._waiting, key=lambda name: self._waiting[name])
+        if not self._may(self._waiting[request]):
+            return None
+        del self._waiting[request]
+        self._begin(request)
+        return request
+
+    async def next_turn(self) -> str:
+        """Wait for `turn`."""
+        while (request := self.turn()) is None:
+            self._turned = anyio.Event()
+            await self._turned.wait()
+        return request
+
+    def _may(self, due: float) -> bool:
+        now = self._clock()
+        if self._settings.policy == "pace" and due > now:
+            return False
+        if self._fresh or self._wanted_since is None:
+            return True
+        patient = now - self._wanted_since < self._settings.patience_s
+        return self._settings.policy == "deadline" and due <= now and patient
+
+    def _begin(self, request: str) -> None:
+        self._moving[request], self._fresh = self._clock(), False
+        if self._wanted_since is not None:
+            self._tell(Ask(0.0))  # a sign of life
+
+    def _settle(self) -> None:
+        if self.held:
+            if self._waiting and self._may(min(self._waiting.values())):
+                self._turned.set()
+            elif not self._moving and self._settings.policy == "pace":
+                self.rest()
+            elif not self._moving:
+                super()._settle()
+        if not self.held and self._waiting:
+            self._ask(min(self._waiting.values()))
