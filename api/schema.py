@@ -76,6 +76,8 @@ class SpeechBody(Speaking, kw_only=True):
     stream: bool | None = None
     """Absent means stream; false means the whole body at once."""
     stream_format: Literal["audio", "sse"] = "audio"
+    timeline: bool = False
+    """With events: each tells when the stages handed on which frames, where this server has taps."""
 
 
 class SessionConfig(Speaking, kw_only=True):

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import msgspec
@@ -17,6 +18,7 @@ from .exchange import current
 from .job import SpeechJob
 from .operations import INFERENCE, OBJECT, Operation
 from .schema import SpeechBody
+from .timeline import Timeline
 from .timing import stage_seconds
 
 OPERATIONS = (
@@ -47,12 +49,15 @@ def blueprint(edge: Edge) -> Blueprint:
         whole = body.stream is False and not events
         voice = await likeness(body, edge)
         speak = edge.speak(current().id, body.input, body, streamed=not whole, likeness=voice)
+        timeline = None
+        if events and body.timeline and edge.running.tap is not None:
+            timeline = Timeline(edge.running.tap, current())
         job = SpeechJob(edge, current(), speak, "speech")
         if events:
             # The status is that of the first audio or of the refusal, unless either is long in coming.
             with anyio.move_on_after(edge.settings.keep_alive_s):
                 await job.start()
-            return _described(sse.response(_events(job, edge.settings.keep_alive_s)), job)
+            return _described(sse.response(_events(job, edge.settings.keep_alive_s, timeline)), job)
         await job.start()
         if whole:
             answer = Response(await job.whole(), content_type=FORMATS[speak.format].content_type)
@@ -74,7 +79,10 @@ async def _pieces(job: SpeechJob) -> AsyncIterator[bytes]:
         raise BrokenOffError(failure.message)
 
 
-async def _events(job: SpeechJob, keep_alive_s: float) -> AsyncIterator[bytes]:
+async def _events(job: SpeechJob, keep_alive_s: float, timeline: Timeline | None) -> AsyncIterator[bytes]:
+    def told() -> dict[str, Any]:
+        return {} if timeline is None else {"timeline": timeline.arrived()}
+
     try:
         async for comment in sse.comments_until(job.start, keep_alive_s):
             yield comment
@@ -87,11 +95,11 @@ async def _events(job: SpeechJob, keep_alive_s: float) -> AsyncIterator[bytes]:
         piece = await anext(job, None)
         if piece is None:
             break
-        yield sse.event("speech.audio.delta", {"audio": base64.b64encode(piece).decode()})
+        yield sse.event("speech.audio.delta", {"audio": base64.b64encode(piece).decode(), **told()})
     if failure := job.failure():
         yield sse.event("speech.audio.error", openai_shape(failure, job.speak.request))
     else:
-        yield sse.event("speech.audio.done", done(job))
+        yield sse.event("speech.audio.done", {**done(job), **told()})
 
 
 def done(job: SpeechJob) -> dict[str, object]:

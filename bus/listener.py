@@ -9,6 +9,7 @@ them. Nobody ever waits for it.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -175,6 +176,15 @@ class Tap(_Ears):
         while True:
             if event := self._take(self._socket.recv_multipart()):
                 return event
+
+    def arrived(self) -> list[Event]:
+        """What has come since the last look, without waiting for more."""
+        events: list[Event] = []
+        with suppress(zmq.Again):
+            while True:
+                if event := self._take(self._socket.recv_multipart(zmq.DONTWAIT)):
+                    events.append(event)
+        return events
 
 
 class AsyncTap(_Ears):

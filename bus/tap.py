@@ -65,6 +65,8 @@ class Timing(Message, frozen=True, kw_only=True):
     """Its type, such as `Prompt`, `Hidden`, `Codes`, `Pcm` or `Audio`."""
     frame: int | None = None
     """Its first frame, where it has one."""
+    frames: int | None = None
+    """How many frames it tells of, where it says so."""
 
 
 Tapped = Speak | Text | ChatDelta | Codes | Seam | Pcm | Ending | Timing
@@ -127,8 +129,7 @@ class Publisher:
             return
         now, request = time.time(), message.request
         if not isinstance(message, Credit | ChatCredit | Feedback | Close):
-            sent, frame = type(message).__name__, getattr(message, "frame", None)
-            self._publish(stage, "timing", now, Timing(request=request, sent=sent, frame=frame))
+            self._publish(stage, "timing", now, _timing(message))
         match message:
             case Codes() if stage == "code_predictor":
                 if (ready := self._held.get(request)) is not None:
@@ -174,6 +175,15 @@ class Publisher:
         self._tally.tapped += 1
         envelope = Envelope(SCHEMA, number, now, msgspec.Raw(wire.encode(message)))
         self._socket.send_multipart([topic.encode(), wire.encode(envelope)])
+
+
+def _timing(message: Message) -> Timing:
+    return Timing(
+        request=message.request,
+        sent=type(message).__name__,
+        frame=getattr(message, "frame", None),
+        frames=getattr(message, "frames", None),
+    )
 
 
 class Exchange:

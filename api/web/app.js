@@ -1,41 +1,78 @@
-"use strict";
-// Speaks through /v1/audio/speech as events and plays each piece as it comes.
+// Speaks through /v1/audio/speech as events and plays each piece as it comes; stores voices to imitate.
+import { Player, RATE, samplesOf } from "./player.js";
+import { record } from "./recorder.js";
+import { Timeline } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
-const RATE = 24000;
-let context = null;
-let running = null; // { abort, sources }
-
-const headers = () => {
-  const key = $("key").value.trim();
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+const LACKING = {
+  custom_voice: "No model with preset voices is loaded.",
+  base: "No loaded model can imitate a voice: start the server with a Base checkpoint.",
+  voice_design: "No loaded model makes voices from a description: start the server with a VoiceDesign checkpoint.",
 };
+const timeline = new Timeline($("timeline"));
+let models = [], running = null, recording = null, sample = null;
+
 const ms = (seconds) => (seconds == null ? "–" : `${Math.round(seconds * 1000)} ms`);
 const problem = (text) => { $("problem").textContent = text || ""; $("problem").hidden = !text; };
+const attempt = (work) => async (event) => {
+  event?.preventDefault();
+  try { problem(""); await work(event); } catch (error) { problem(error.message); }
+};
+
+async function ask(path, options = {}) {
+  const key = $("key").value.trim();
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const reply = await fetch(path, { ...options, headers });
+  if (!reply.ok && path !== "/health") throw new Error((await reply.json()).error.message);
+  return reply;
+}
+
+const json = async (path, options) => (await ask(path, options)).json();
 
 function fill(select, names, chosen) {
   select.replaceChildren(...names.map(([value, label]) => new Option(label, value, false, value === chosen)));
 }
 
+const kind = () => document.querySelector("[name=kind]:checked").value;
+const model = () => models.find((one) => one.id === $("model").value);
+
 async function load() {
-  const models = (await (await fetch("/v1/models")).json()).data.filter((model) => model.family === "speech");
-  fill($("model"), models.map((model) => [model.id, `${model.id} (${model.kind}, ${model.size})`]));
-  const choose = async () => {
-    const model = models.find((one) => one.id === $("model").value);
-    if (!model) return;
-    fill($("language"), [["", "as the text"], ...model.languages.filter((name) => name !== "auto").map((name) => [name, name])]);
-    const { voices } = await (await fetch(`/v1/audio/voices?model=${encodeURIComponent(model.id)}`)).json();
-    fill($("voice"), voices.map((voice) => [voice.id, voice.alias_of ? `${voice.name} → ${voice.alias_of}` : voice.name]), "ryan");
-  };
-  $("model").addEventListener("change", choose);
-  await choose();
-  await status();
+  models = (await json("/v1/models")).data.filter((one) => one.family === "speech");
+  const first = models[0]?.kind ?? "custom_voice";
+  document.querySelector(`[name=kind][value=${first}]`).checked = true;
+  await chooseKind();
+}
+
+async function chooseKind() {
+  const able = models.filter((one) => one.kind === kind());
+  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(kind());
+  fill($("model"), able.map((one) => [one.id, `${one.id} (${one.size})`]));
+  $("speak").disabled = !able.length;
+  await chooseModel();
+}
+
+async function chooseModel(chosen) {
+  const languages = model()?.languages.filter((name) => name !== "auto") ?? [];
+  fill($("language"), [["", "as the text"], ...languages.map((name) => [name, name])]);
+  let voices = [];
+  if (model()) voices = (await json(`/v1/audio/voices?model=${encodeURIComponent(model().id)}`)).voices;
+  const label = (voice) => (voice.alias_of ? `${voice.name} → ${voice.alias_of}` : voice.name);
+  fill($("voice"), voices.map((voice) => [voice.id, label(voice)]), chosen ?? "ryan");
+  const none = kind() === "base" && model() && !voices.length ? "No voice is stored yet: record one below." : "";
+  $("hint").textContent = model() ? none : LACKING[kind()];
+  $("hint").hidden = !$("hint").textContent;
+  $("forget").disabled = !voices.length;
 }
 
 async function status() {
-  const health = await (await fetch("/health")).json();
-  $("server").textContent = `${health.status}, on ${health.backend}`;
-  $("load").textContent = `${health.active_requests} running, ${health.queued_requests} waiting`;
+  try {
+    const health = await json("/health");
+    $("server").textContent = `${health.status}, on ${health.backend}`;
+    $("load").textContent = `${health.active_requests} running, ${health.queued_requests} waiting`;
+  } catch {
+    $("server").textContent = "not to be reached";
+    $("load").textContent = "";
+  }
 }
 
 // One event of the stream at a time.
@@ -53,124 +90,65 @@ async function* events(response) {
   }
 }
 
-function samplesOf(base64) {
-  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
-  const whole = new Int16Array(bytes.buffer, 0, bytes.length >> 1);
-  return Float32Array.from(whole, (sample) => sample / 32768);
-}
-
-// Plays pieces one after the other; when one comes late, the gap is counted.
-class Player {
-  constructor() {
-    context ??= new AudioContext({ sampleRate: RATE });
-    this.next = 0;
-    this.underrun = 0;
-    this.pieces = [];
-    this.sources = new Set();
-  }
-
-  add(samples, arrived) {
-    const now = context.currentTime;
-    if (!this.next) this.next = now + 0.01;
-    else if (this.next < now) { this.underrun += now - this.next; this.next = now; }
-    const buffer = context.createBuffer(1, samples.length, RATE);
-    buffer.copyToChannel(samples, 0);
-    const source = context.createBufferSource();
-    source.buffer = buffer;
-    source.connect(context.destination);
-    source.start(this.next);
-    source.onended = () => this.sources.delete(source);
-    this.sources.add(source);
-    this.pieces.push({ arrived, plays: arrived + (this.next - now), lasts: buffer.duration, samples });
-    this.next += buffer.duration;
-  }
-
-  stop() { for (const source of this.sources) source.stop(); }
-}
-
-function draw(pieces, took) {
-  const canvas = $("timeline"), paint = canvas.getContext("2d"), style = getComputedStyle(document.body);
-  const last = pieces.at(-1);
-  const span = Math.max(took, last ? last.plays + last.lasts : 0, 0.5);
-  const x = (seconds) => 80 + (seconds / span) * (canvas.width - 90);
-  paint.clearRect(0, 0, canvas.width, canvas.height);
-  paint.font = "12px system-ui, sans-serif";
-  paint.fillStyle = style.getPropertyValue("--soft");
-  ["arrives", "plays", "sound"].forEach((name, row) => paint.fillText(name, 8, 30 + row * 38));
-  for (let tick = 0, step = span > 12 ? 2 : span > 4 ? 1 : 0.25; tick <= span; tick += step) {
-    paint.fillRect(x(tick), 132, 1, 5);
-    paint.fillText(`${tick.toFixed(step < 1 ? 2 : 0)} s`, x(tick) - 8, 148);
-  }
-  paint.fillStyle = style.getPropertyValue("--mark");
-  for (const piece of pieces) {
-    paint.fillRect(x(piece.arrived), 14, Math.max(2, x(piece.lasts) - x(0) - 1), 24);
-    paint.fillRect(x(piece.plays), 52, Math.max(1, x(piece.lasts) - x(0) - 1), 24);
-    const step = Math.max(1, Math.floor(piece.samples.length / 40));
-    for (let i = 0; i < piece.samples.length; i += step) {
-      const height = Math.min(18, Math.abs(piece.samples[i]) * 40);
-      paint.fillRect(x(piece.plays + i / RATE), 108 - height, 1, 2 * height + 1);
-    }
-  }
-}
-
-function wav(pieces) {
-  const total = pieces.reduce((sum, piece) => sum + piece.samples.length, 0);
-  const view = new DataView(new ArrayBuffer(44 + 2 * total));
-  const text = (at, letters) => [...letters].forEach((letter, i) => view.setUint8(at + i, letter.charCodeAt(0)));
-  text(0, "RIFF"); view.setUint32(4, 36 + 2 * total, true); text(8, "WAVEfmt ");
-  view.setUint32(16, 16, true); view.setUint16(20, 1, true); view.setUint16(22, 1, true);
-  view.setUint32(24, RATE, true); view.setUint32(28, 2 * RATE, true);
-  view.setUint16(32, 2, true); view.setUint16(34, 16, true); text(36, "data"); view.setUint32(40, 2 * total, true);
-  let at = 44;
-  for (const { samples } of pieces) for (const sample of samples) { view.setInt16(at, sample * 32768, true); at += 2; }
-  return new Blob([view], { type: "audio/wav" });
+function wanted() {
+  const given = (id) => $(id).value.trim() || null;
+  return {
+    model: $("model").value, input: $("text").value, language: given("language"),
+    voice: kind() === "voice_design" ? null : given("voice"),
+    instructions: { custom_voice: given("manner"), base: null, voice_design: given("description") }[kind()],
+    speed: Number($("speed").value) || 1, seed: $("seed").value === "" ? null : Number($("seed").value),
+    response_format: "pcm", stream_format: "sse", timeline: true,
+  };
 }
 
 async function speak() {
   stop();
-  problem("");
-  for (const id of ["ttfa", "server-ttfa", "audible", "rtf", "frames", "underrun", "queued", "used-seed", "ending"]) $(id).textContent = "–";
+  for (const dd of document.querySelectorAll("#figures dd")) dd.textContent = "–";
+  timeline.clear();
   const player = new Player(), abort = new AbortController();
-  running = { player, abort };
+  const mine = (running = { player, abort });
   $("stop").disabled = false;
-  await context.resume();
+  $("save").hidden = true;
+  await player.ready();
   const begun = performance.now(), took = () => (performance.now() - begun) / 1000;
+  const watch = setInterval(status, 500);
   try {
-    const body = {
-      model: $("model").value, voice: $("voice").value || null, input: $("text").value,
-      language: $("language").value || null, instructions: $("instructions").value || null,
-      speed: Number($("speed").value) || 1, seed: $("seed").value === "" ? null : Number($("seed").value),
-      response_format: "pcm", stream_format: "sse",
-    };
-    const response = await fetch("/v1/audio/speech", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: abort.signal });
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    const headers = { "Content-Type": "application/json" };
+    const reply = await ask("/v1/audio/speech", { method: "POST", headers, body: JSON.stringify(wanted()), signal: abort.signal });
     status();
-    for await (const event of events(response)) {
+    for await (const event of events(reply)) {
+      event.timeline?.forEach((one) => timeline.stage(one));
       if (event.type === "speech.audio.delta") {
-        if (!player.pieces.length) $("ttfa").textContent = ms(took());
-        player.add(samplesOf(event.audio), took());
-        draw(player.pieces, took());
-      } else if (event.type === "speech.audio.done") {
-        const { timing } = event;
-        $("server-ttfa").textContent = ms(timing.ttfa_s);
-        $("audible").textContent = ms(timing.ttfa_audible_s);
-        $("rtf").textContent = timing.rtf == null ? "–" : timing.rtf.toFixed(2);
-        $("frames").textContent = timing.frames;
-        $("queued").textContent = ms(timing.queue_s);
-        $("used-seed").textContent = event.seed;
-        $("ending").textContent = event.finish_reason;
-      } else if (event.type === "speech.audio.error") throw new Error(event.error.message);
+        const arrived = took(), samples = samplesOf(event.audio);
+        if (!player.pieces.length) $("ttfa").textContent = ms(arrived);
+        timeline.piece(arrived, arrived + player.add(samples), samples.length / RATE, samples, RATE);
+      } else if (event.type === "speech.audio.done") show(event);
+      else throw new Error(event.error.message);
+      timeline.draw();
     }
     $("underrun").textContent = ms(player.underrun);
     URL.revokeObjectURL($("save").href);
-    $("save").href = URL.createObjectURL(wav(player.pieces));
+    $("save").href = URL.createObjectURL(player.wav());
     $("save").hidden = false;
   } catch (error) {
-    if (error.name !== "AbortError") problem(error.message);
-    else $("ending").textContent = "stopped";
+    if (error.name !== "AbortError") throw error;
+    $("ending").textContent = "stopped";
+  } finally {
+    clearInterval(watch);
+    if (running === mine) $("stop").disabled = true;
+    status();
   }
-  $("stop").disabled = true;
-  status();
+}
+
+function show({ timing, seed, finish_reason }) {
+  $("server-ttfa").textContent = ms(timing.ttfa_s);
+  $("audible").textContent = ms(timing.ttfa_audible_s);
+  $("rtf").textContent = timing.rtf == null ? "–" : timing.rtf.toFixed(2);
+  $("frames").textContent = timing.frames;
+  $("queued").textContent = ms(timing.queue_s);
+  $("used-seed").textContent = seed;
+  $("ending").textContent = finish_reason;
+  timeline.stages = timing.stages;
 }
 
 function stop() {
@@ -179,6 +157,53 @@ function stop() {
   running = null;
 }
 
-$("form").addEventListener("submit", (event) => { event.preventDefault(); speak(); });
+function take(blob) {
+  sample = blob;
+  URL.revokeObjectURL($("preview").src);
+  $("preview").src = URL.createObjectURL(blob);
+  $("preview").hidden = false;
+  $("store").disabled = false;
+}
+
+async function toggleRecording() {
+  if (recording) return recording.stop();
+  recording = await record((level, seconds) => {
+    $("level").value = level;
+    $("record").textContent = `Stop (${seconds.toFixed(1)} s)`;
+  });
+  $("level").hidden = false;
+  take(await recording.done);
+  recording = null;
+  $("file").value = "";
+  $("record").textContent = "Record again";
+  $("level").hidden = true;
+}
+
+async function store() {
+  const form = new FormData(), name = $("name").value.trim();
+  form.append("audio_sample", sample, "recording");
+  for (const [field, id] of [["name", "name"], ["ref_text", "transcript"], ["consent", "consent"]]) form.append(field, $(id).value.trim());
+  const made = await json("/v1/audio/voices", { method: "POST", body: form });
+  $("stored").textContent = `Stored ${made.name}, ${made.seconds.toFixed(1)} s.`;
+  document.querySelector("[name=kind][value=base]").checked = true;
+  await chooseKind();
+  await chooseModel(name);
+}
+
+async function forget() {
+  await ask(`/v1/audio/voices/${encodeURIComponent($("voice").value)}`, { method: "DELETE" });
+  await chooseModel();
+}
+
+$("form").addEventListener("submit", attempt(speak));
+$("text").addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit(); });
 $("stop").addEventListener("click", stop);
-load().catch((error) => problem(error.message));
+$("kinds").addEventListener("change", attempt(chooseKind));
+$("model").addEventListener("change", attempt(() => chooseModel()));
+$("record").addEventListener("click", attempt(toggleRecording));
+$("file").addEventListener("change", () => $("file").files[0] && take($("file").files[0]));
+$("voice-form").addEventListener("submit", attempt(store));
+$("forget").addEventListener("click", attempt(forget));
+attempt(load)();
+status();
+setInterval(() => document.hidden || running || status(), 5000);
