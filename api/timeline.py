@@ -21,7 +21,8 @@ class Timeline:
         exchange.own(self)
 
     def arrived(self) -> list[dict[str, Any]]:
-        """What has become known since the last look; seconds from the arrival of the request."""
+        """What has become known since the last look, by the time; seconds from the arrival of the request."""
+        events = [] if self._closed else sorted(self._tap.arrived(), key=lambda event: event.at)
         return [
             {
                 "stage": event.stage,
@@ -30,7 +31,7 @@ class Timeline:
                 "frames": event.message.frames,
                 "at_s": round(event.at - self._zero, 4),
             }
-            for event in ([] if self._closed else self._tap.arrived())
+            for event in events
             if isinstance(event.message, Timing)
         ]
 
