@@ -193,6 +193,7 @@ def _request(
         voice=None if voice else Catalog(lambda: [model], layout.api).voice(model, args.voice),
         reference=voice.pcm if voice else None,
         reference_text=voice.text if voice else None,
+        stored=voice.stored if voice else None,
         language=args.language,
         instructions=args.describe or args.instructions,
         seed=secrets.randbits(32) if args.seed is None else args.seed,

@@ -108,5 +108,4 @@ def save(
 def _store(layout: "Layout | None" = None) -> "VoiceStore":
     from ..configs.voice_store import VoiceStore
 
-    folder = layout.api.voices_folder if layout is not None else None
-    return VoiceStore(Path(folder).expanduser() if folder else None)
+    return VoiceStore(layout.api.voices_folder if layout is not None else None)

@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,8 +34,7 @@ class Edge:
         self.settings = running.layout.api
         self.client = running.client
         self.catalog = Catalog(lambda: running.models, self.settings)
-        folder = self.settings.voices_folder
-        self.voices = VoiceStore(Path(folder).expanduser() if folder else None)
+        self.voices = VoiceStore(self.settings.voices_folder)
         self.exchanges = Exchanges()
         self.pace = Pace()
         self.admission = Admission(self.settings.max_concurrent, self.settings.max_queued)
@@ -75,6 +73,7 @@ class Edge:
             reference=likeness.pcm if likeness is not None else None,
             reference_text=likeness.text if likeness is not None else None,
             x_vector=likeness.x_vector if likeness is not None else None,
+            stored=likeness.stored if likeness is not None else None,
             full_text=how.non_streaming_mode,
             clean=how.clean_text,
             language=how.language,

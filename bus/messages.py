@@ -82,6 +82,8 @@ class Speak(Message, frozen=True, kw_only=True):
     """For the codec decoder, from the first stage: int32 [T, 16], what comes before the audio."""
     voice_key: str = ""
     """Of the primer: the same key, the same codes."""
+    stored: str | None = None
+    """Name of the stored voice that the reference is: what is computed of it may be kept on disk."""
     format: str = "pcm"
     sample_rate: int | None = None
     """Hz of what the encoder writes; None is the model's own rate."""

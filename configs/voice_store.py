@@ -1,4 +1,4 @@
-"""Stored voices: one file for each, in a folder of the user's.
+"""Stored voices: one file for each, in a folder of the user's; what is computed of it lies beside (voice_files.py).
 
 A file holds the recording and what is known of it, so that it appears and goes as one. It is written beside its
 place and moved there; what a crash leaves behind is never taken for a voice. Everything is for the user alone.
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ..bus.errors import RequestError, VivavoceError
+from .voice_files import VoiceFiles
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,9 @@ class StoredVoice(msgspec.Struct, frozen=True, kw_only=True):
 class VoiceStore:
     """Reads the folder anew each time something is asked, so that several programs may share it."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or default_folder()
+    def __init__(self, folder: Path | str | None = None) -> None:
+        self.folder = Path(folder).expanduser() if folder else default_folder()
+        self.files = VoiceFiles(self.folder)
         self._read: dict[Path, tuple[tuple[int, int], StoredVoice | None]] = {}
 
     def all(self) -> list[StoredVoice]:
@@ -107,6 +109,7 @@ class VoiceStore:
                 status=409,
                 code="voice_exists",
             )
+        self.files.forget(name)
         return voice
 
     def remove(self, name: str) -> bool:
@@ -117,6 +120,7 @@ class VoiceStore:
             self._path(name).unlink()
         except FileNotFoundError:
             return False
+        self.files.forget(name)
         return True
 
     def _path(self, name: str) -> Path:
@@ -147,7 +151,8 @@ class VoiceStore:
         return True
 
     def _sweep(self) -> None:
-        """Remove what crashed uploads left behind."""
+        """Remove what crashed uploads left behind, and what is left of voices that are gone."""
+        self.files.sweep()
         for path in self.folder.glob(".new-*"):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > STALE_S:

@@ -16,6 +16,7 @@ from ..bus.loop import Station, Wiring
 from ..bus.messages import FAMILIES
 from ..bus.turns import Party, SpeechParty
 from ..configs.models import find, split_name
+from ..configs.voice_store import VoiceStore
 from .speech.encoder import EncoderStage
 
 
@@ -161,10 +162,11 @@ def _speech(
                 instructions=model.takes_instructions,
             )
         )
+    files = VoiceStore(layout.api.voices_folder).files
     makers: dict[str, Callable[[], Stage]] = {
-        "prompt": lambda: PromptStage(models, progress, layout.speech, party),
-        "talker": lambda: TalkerStage(models, layout.speech, progress, party),
+        "prompt": lambda: PromptStage(models, progress, layout.speech, party, files),
+        "talker": lambda: TalkerStage(models, layout.speech, progress, party, files),
         "code_predictor": lambda: CodePredictorStage(models, progress, party),
-        "codec_decoder": lambda: CodecDecoderStage(models, layout.speech, progress, party),
+        "codec_decoder": lambda: CodecDecoderStage(models, layout.speech, progress, party, files),
     }
     return tuple(infos), {name: makers[name]() for name in station.stages if name in makers}

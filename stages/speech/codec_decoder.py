@@ -15,10 +15,11 @@ from ...bus.channel import Outbox
 from ...bus.layout import Speech
 from ...bus.messages import Codes, Ending, Hold, Message, Pcm, Seam, Speak
 from ...bus.turns import SpeechParty
+from ...configs.voice_files import VoiceFiles
 from ..actor import Actor
 from ..arrays import array
-from ..cache import ByteCache
 from .chunks import sizes, split
+from .kept import Kept
 from .qwen3.codec_decoder import CodecState, to_int16
 from .qwen3.model import Qwen3TTS
 
@@ -51,12 +52,20 @@ class CodecDecoderStage(Actor[_Request]):
         settings: Speech,
         progress: AbstractContextManager[None],
         party: SpeechParty | None = None,
+        files: VoiceFiles | None = None,
     ) -> None:
         super().__init__(progress, party)
         self._models = models
         self._settings = settings
         self._silence_limit = int(settings.silence_limit_s * 12.5)
-        self._primed: ByteCache[CodecState] = ByteCache(settings.voice_cache_bytes // 8)
+        self._primed: Kept[CodecState] = Kept(
+            "codec",
+            settings.voice_cache_bytes // 8,
+            files,
+            parts=lambda state: [state.tails, state.cache, [state.position]],
+            whole=lambda groups: CodecState(groups[0], groups[1], groups[2][0]),
+        )
+        self._primed.load(models)
 
     def open(self, speak: Speak) -> _Request:
         model = self._models[speak.model]
@@ -67,11 +76,10 @@ class CodecDecoderStage(Actor[_Request]):
         """The state that a clone's reference leaves; nothing before the audio of other voices."""
         if speak.primer is None:
             return model.codec.start()
-        key = f"{speak.model} {speak.voice_key}"
-        state = self._primed.get(key)
+        state = self._primed.get(speak, model, speak.voice_key)
         if state is None:
             state = model.codec.after(array(speak.primer))
-            self._primed.put(key, state, sum(part.nbytes for part in (*state.tails, *state.cache)))
+            self._primed.put(speak, model, speak.voice_key, state)
         return state
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:

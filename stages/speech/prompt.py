@@ -1,6 +1,6 @@
 """Stage `prompt`: the request's text, voice and instructions become the rows that the talker starts from."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,8 +14,10 @@ from ...bus.errors import RequestError
 from ...bus.layout import Speech
 from ...bus.messages import Close, Credit, Ending, Message, Prompt, Rows, Speak, Text
 from ...bus.turns import SpeechParty
+from ...configs.voice_files import VoiceFiles
 from ..actor import Actor
 from .family import check
+from .kept import Kept
 from .qwen3.clone import Clone, build_clone, reference_prefix
 from .qwen3.model import Qwen3TTS
 from .qwen3.prompt import Prompt as PromptRows
@@ -50,12 +52,21 @@ class PromptStage(Actor[_Request]):
         progress: AbstractContextManager[None],
         settings: Speech | None = None,
         party: SpeechParty | None = None,
+        files: VoiceFiles | None = None,
     ) -> None:
         super().__init__(progress, party)
         self._models = models
         self._settings = settings or Speech()
+        self.heard: Kept[Clone] = Kept(
+            "voice",
+            self._settings.voice_cache_bytes // 8,
+            files,
+            parts=lambda clone: [[clone.x_vector], [] if clone.codes is None else [clone.codes]],
+            whole=lambda groups: Clone(groups[0][0], groups[1][0] if groups[1] else None),
+        )
+        self.heard.load(models)
         self._listeners = {
-            name: Listener(model, self._settings.reference_silence_s)
+            name: Listener(model, self._settings.reference_silence_s, self.heard)
             for name, model in models.items()
             if model.kind == "base"
         }
@@ -73,8 +84,7 @@ class PromptStage(Actor[_Request]):
             assert speak.x_vector is not None
             clone, key = listener.given(speak.x_vector), listener.key(speak.x_vector)
         else:
-            steps, key = listener.hear(speak.reference, text), listener.key(speak.reference)
-            clone = await self._hear(speak.request, steps)
+            clone, key = await self._hear(speak, text), listener.key(speak.reference)
         bare = msgspec.structs.replace(
             speak, reference=None, x_vector=None, primer=clone.codes, voice_key=key
         )
@@ -114,9 +124,10 @@ class PromptStage(Actor[_Request]):
             case _:
                 raise TypeError(f"prompt takes no {type(message).__name__}")
 
-    async def _hear(self, request: str, steps: Generator[None, None, Clone]) -> Clone:
+    async def _hear(self, speak: Speak, text: str | None) -> Clone:
         """Encode a reference in steps, so that running requests go on meanwhile, and as long as it is wanted."""
-        while not self._waiting.closed(request):
+        steps = self._listeners[speak.model].hear(speak, text)
+        while not self._waiting.closed(speak.request):
             try:
                 next(steps)
             except StopIteration as done:
@@ -182,22 +193,15 @@ class PromptStage(Actor[_Request]):
                 text_tokens=rows.text_tokens,
                 final=final,
                 static=rows.static,
-                static_key=_static_key(state.speak, rows.static),
+                static_key=_static_key(state.speak, rows.static, self._settings.clone_layout),
                 parts=parts,
                 spent=self.spent(state.speak.request),
             )
         )
 
 
-def _static_key(speak: Speak, static: int) -> str:
-    """A hash of all that the first `static` rows depend on."""
-    voice = (
-        speak.model,
-        speak.voice,
-        speak.language,
-        speak.instructions,
-        speak.voice_key,
-        speak.reference_text,
-    )
-    layout = (speak.full_text, speak.more_text, static)
+def _static_key(speak: Speak, static: int, clone_layout: str) -> str:
+    """A hash of all that the first `static` rows depend on beside the model."""
+    voice = (speak.voice, speak.language, speak.instructions, speak.voice_key, speak.reference_text)
+    layout = (speak.full_text, speak.more_text, static, clone_layout)
     return blake2b(msgspec.msgpack.encode((voice, layout)), digest_size=16).hexdigest()

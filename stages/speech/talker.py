@@ -32,10 +32,11 @@ from ...bus.messages import (
 )
 from ...bus.schedule import Playout
 from ...bus.turns import SpeechParty
+from ...configs.voice_files import VoiceFiles
 from ..actor import Actor
 from ..arrays import array
-from ..cache import ByteCache
 from .chunks import sizes
+from .kept import Kept
 from .qwen3.model import Qwen3TTS
 from .qwen3.sampling import Sampling
 from .qwen3.talker import PREFIX_ROWS, Prefix, TalkerState
@@ -96,11 +97,19 @@ class TalkerStage(Actor[_Request]):
         settings: Speech,
         progress: AbstractContextManager[None],
         party: SpeechParty | None = None,
+        files: VoiceFiles | None = None,
     ) -> None:
         super().__init__(progress, party)
         self._models = models
         self._settings = settings
-        self._prefixes: ByteCache[Prefix] = ByteCache(settings.voice_cache_bytes)
+        self._prefixes: Kept[Prefix] = Kept(
+            "prefix",
+            settings.voice_cache_bytes,
+            files,
+            parts=lambda prefix: [prefix.cache, [mx.array(prefix.length)]],
+            whole=lambda groups: Prefix(groups[0], cast(int, groups[1][0].item())),
+        )
+        self._prefixes.load(models)
 
     def open(self, speak: Speak) -> _Request:
         recent: deque[int] = deque(maxlen=self._settings.repeat_limit_frames)
@@ -175,10 +184,10 @@ class TalkerStage(Actor[_Request]):
         prefill, static = array(message.prefill), message.static
         if static < PREFIX_ROWS:
             return talker.start(prefill, sampling, seed)
-        prefix = self._prefixes.get(message.static_key)
+        prefix = self._prefixes.get(request.speak, request.model, message.static_key)
         if prefix is None:
             prefix = talker.prefix(prefill[:, :static])
-            self._prefixes.put(message.static_key, prefix, sum(part.nbytes for part in prefix.cache))
+            self._prefixes.put(request.speak, request.model, message.static_key, prefix)
         return talker.resume(prefix, prefill[:, static:], sampling, seed)
 
     async def _advance(self, request: _Request, run: _Run, outbox: Outbox, *, granted: bool = False) -> None:

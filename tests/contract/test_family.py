@@ -1,5 +1,6 @@
 """Every way of the family through the real pipeline: clones, designs, presets, side by side in one process."""
 
+import shutil
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import pytest
 from vivavoce.bus import layout
 from vivavoce.bus.messages import Ending, Speak
 from vivavoce.bus.running import Running
+from vivavoce.configs.voice_store import VoiceStore
+from vivavoce.stages.speech.qwen3.codec_decoder import CodecDecoder
+from vivavoce.stages.speech.qwen3.codec_encoder import CodecEncoder
+from vivavoce.stages.speech.qwen3.speaker_encoder import SpeakerEncoder
+from vivavoce.stages.speech.qwen3.talker import Talker
 
 TEXT = "Hello, world!"
 LONG = "The living voice leaves before the second frame is begun. " * 24
@@ -129,6 +135,39 @@ async def test_bytes_are_the_same_with_the_caches_cold_warm_and_off(way: str, fa
                 for index in range(2)
             ]
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("way", ["icl", "x-vector"])
+async def test_a_stored_voice_is_as_fast_and_the_same_after_a_restart(
+    way: str, family: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes with its files cold, warm and removed; warm ones take the place of all that it costs."""
+    text = "What the reference says. " * 3 if way == "icl" else None  # enough for a prefix of its own
+    store = VoiceStore(tmp_path)
+    store.add("Ada", VOICES["low"], text=text)
+    wanted = speak(way, reference_text=text, stored="Ada")
+    settings = msgspec.structs.replace(family.layout.speech, models=family.layout.speech.models[2:3])
+    api = msgspec.structs.replace(family.layout.api, voices_folder=str(tmp_path))
+    layout = msgspec.structs.replace(family.layout, speech=settings, api=api)
+    async with Running(layout) as running:
+        cold, _ = await listen(running, wanted)
+    kinds = {file.name.partition("-")[0] for file in (tmp_path / "ada.files").iterdir()}
+    assert kinds == ({"voice", "codec", "prefix"} if way == "icl" else {"voice"})
+    async with Running(layout) as running:
+        with monkeypatch.context() as patched:
+            for owner, name in (
+                (SpeakerEncoder, "embed"),
+                (CodecEncoder, "encode"),
+                (CodecDecoder, "after"),
+                (Talker, "prefix"),
+            ):
+                patched.delattr(owner, name)
+            warm, _ = await listen(running, wanted)
+    shutil.rmtree(tmp_path / "ada.files")
+    async with Running(layout) as running:
+        removed, ending = await listen(running, wanted)
+    assert ending.reason in ("stop", "length")
+    assert cold == warm == removed
 
 
 async def test_layouts_of_one_voice_share_nothing(family: Running) -> None:

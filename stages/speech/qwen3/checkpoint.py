@@ -1,5 +1,7 @@
 """Reading a checkpoint folder: the released layout, plain or quantised by an MLX converter, one file or shards."""
 
+from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from .model import PARTS, Qwen3TTS
 from .tokenizer import BytePairTokenizer, ByteTokenizer
 from .weights import Format, RandomWeights, Weights
 
+WHOLE = 16 * 1024 * 1024
+"""Bytes of the largest file of which a fingerprint takes everything."""
 DTYPES = {"fp64": mx.float64, "fp32": mx.float32, "bf16": mx.bfloat16, "fp16": mx.float16}
 QUANTISED = {
     "8bit": Format(64, 8, "affine"),
@@ -67,7 +71,32 @@ def load(
         model.add_encoders(codec_config, weights, codec)
         weights.check()
         codec.check()
+    model.fingerprint = fingerprint(path, f"{chosen} {codec_dtype}")
     return model
+
+
+def fingerprint(path: Path, dtypes: str) -> str:
+    """A hash of this code, MLX and its device, the dtypes, and the checkpoint in `path`.
+
+    Of large files only a sample is read, and when they were changed: they would take longer to hash than to load.
+    """
+    made = blake2b(f"{version('mlx')} {mx.device_info()} {dtypes}".encode(), digest_size=16)
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        made.update(file.read_bytes())
+    for file in sorted(path.rglob("*")):
+        if not file.is_file():
+            continue
+        status = file.stat()
+        made.update(f"\n{file.relative_to(path)} {status.st_size}\n".encode())
+        with open(file, "rb") as data:
+            if status.st_size <= WHOLE:
+                made.update(data.read())
+            else:
+                made.update(str(status.st_mtime_ns).encode())
+                for at in range(0, status.st_size, status.st_size // 64):
+                    data.seek(at)
+                    made.update(data.read(4096))
+    return made.hexdigest()
 
 
 def random_weights(size: str, dtype: str, codec_dtype: str = "fp32") -> Qwen3TTS:

@@ -56,6 +56,8 @@ class PromptRows:
 
 
 class Qwen3TTS:
+    fingerprint = ""
+    """Of all that what this model computes depends on; none for random weights."""
     talker: Talker
     predictor: CodePredictor
     rows: PromptRows

@@ -7,34 +7,37 @@ import mlx.core as mx
 import numpy as np
 
 from ....bus.errors import RequestError
-from ...cache import ByteCache
+from ....bus.messages import Speak
+from ..kept import Kept
 from .clone import Clone
 from .model import Qwen3TTS
 from .speaker_encoder import RATE
 
-KEPT_BYTES = 64 * 1024 * 1024
-
 
 class Listener:
-    """What a base model has heard of the references so far. Keys are hashes of the sound, never names."""
+    """What a base model hears in references. Keys are hashes of the sound, never names."""
 
-    def __init__(self, model: Qwen3TTS, silence_s: float) -> None:
+    def __init__(self, model: Qwen3TTS, silence_s: float, heard: Kept[Clone]) -> None:
         self._model = model
         self._silence = np.zeros(round(silence_s * RATE), np.float32)
-        self._heard: ByteCache[Clone] = ByteCache(KEPT_BYTES)
+        self._heard = heard
 
     def key(self, pcm: bytes) -> str:
-        return blake2b(pcm, digest_size=16).hexdigest()
+        made = blake2b(pcm, digest_size=16)
+        made.update(f" and {len(self._silence)} samples of silence".encode())
+        return made.hexdigest()
 
-    def hear(self, pcm: bytes, text: str | None) -> Generator[None, None, Clone]:
-        """The voice in 16-bit PCM at 24 kHz; with what is said in it also the codes.
+    def hear(self, speak: Speak, text: str | None) -> Generator[None, None, Clone]:
+        """The voice in a request's reference; with what is said in it also the codes.
 
         A generator, so that others may compute between its steps of about a second of sound each.
         """
+        pcm = speak.reference
+        assert pcm is not None
         encoder, speaker = self._model.codec_encoder, self._model.speaker_encoder
         assert speaker is not None
-        key = f"{self.key(pcm)}{'' if text is None else ' with codes'}"
-        found = self._heard.get(key)
+        key = f"{self.key(pcm)}{'' if text is None else '-codes'}"
+        found = self._heard.get(speak, self._model, key)
         if found is None:
             samples = np.frombuffer(pcm, "<i2").astype(np.float32) * np.float32(2**-15)
             x_vector, codes = speaker(samples), None
@@ -48,7 +51,7 @@ class Listener:
                     )
                 codes = yield from encoder.encode(mx.array(np.concatenate([samples, self._silence])))
             found = Clone(x_vector, codes)
-            self._heard.put(key, found, x_vector.nbytes + (codes.nbytes if codes is not None else 0))
+            self._heard.put(speak, self._model, key, found)
         return found._replace(text=text)
 
     def given(self, embedding: bytes) -> Clone:
