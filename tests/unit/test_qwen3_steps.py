@@ -1,6 +1,7 @@
 """Talker, code predictor and codec decoder as functions of explicit state."""
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -56,6 +57,33 @@ def test_neighbours_change_nothing(model: Qwen3TTS, prompt: Prompt) -> None:
             stepped = model.talker.step(state, embedding, prompt.pad)
             ours, theirs = (stepped, theirs) if len(rows) == 1 else (ours, stepped)
         assert rows[0] == alone[frame]
+
+
+@pytest.mark.parametrize("sampling", [HOT, Sampling(do_sample=False), Sampling(top_p=0.8)])
+def test_requests_computed_together_are_what_each_is_alone(model: Qwen3TTS, sampling: Sampling) -> None:
+    """To the last bit: what OpenBLAS makes of a row does not depend on the rows beside it."""
+    texts = ["One.", "Two words.", "And three of them. " * 12]
+    prompts = [build(model, t, voice="ryan", language=None, instructions=None) for t in texts]
+    starts = [model.talker.start(p.prefill, sampling, seed) for seed, p in enumerate(prompts)]
+
+    def one(each: Any) -> tuple[Any, Any]:
+        state, code, hidden = each
+        codes, embedding = model.predictor.frame(hidden, code, model.sub_sampling, state.key, state.frame)
+        return model.talker.step(state, embedding, prompts[0].pad), codes
+
+    alone, together = list(starts), list(starts)
+    for _ in range(3):
+        alone, said = zip(*map(one, alone), strict=True)
+        states, codes, hidden = (list(part) for part in zip(*together, strict=True))
+        made = model.predictor.frames(
+            hidden, codes, model.sub_sampling, [s.key for s in states], [s.frame for s in states]
+        )
+        together = model.talker.steps(states, [e for _, e in made], [prompts[0].pad] * 3)
+        for own, (other, _) in zip(said, made, strict=True):
+            np.testing.assert_array_equal(np.array(own), np.array(other))
+        for own, other in zip(alone, together, strict=True):
+            for a, b in zip((*own[0][:4], *own[1:]), (*other[0][:4], *other[1:]), strict=True):
+                np.testing.assert_array_equal(np.array(a), np.array(b))
 
 
 def test_steps_see_what_a_longer_prompt_would(model: Qwen3TTS, prompt: Prompt) -> None:
@@ -117,7 +145,7 @@ def test_what_was_said_is_remembered(model: Qwen3TTS, prompt: Prompt) -> None:
         _, embedding = model.predictor.frame(hidden, code, HOT, state.key, state.frame)
         state, code, hidden = model.talker.step(state, embedding, prompt.pad)
         said.append(int(np.array(code)[0, 0]))
-    assert np.flatnonzero(np.array(state.seen)).tolist() == sorted(set(said))
+    assert np.flatnonzero(np.array(state.seen)[0]).tolist() == sorted(set(said))
     assert np.array(state.frame).tolist() == [3]
 
 

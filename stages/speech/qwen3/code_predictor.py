@@ -1,7 +1,8 @@
 """The code predictor: code groups 1–15 of one frame, one after the other, as one compiled function.
 
 Pass 0 takes two rows, the talker's hidden state and the embedding of code 0; pass i takes the embedding of
-code i. Each pass runs all layers at fixed positions and samples one code: [1, 16] codes in, 15 passes, no host.
+code i. Each pass runs all layers at fixed positions and samples one code: [B, 16] codes in, 15 passes, no host.
+The frames of B requests are the B rows of every product.
 """
 
 from collections.abc import Callable
@@ -10,8 +11,8 @@ import mlx.core as mx
 
 from ...device import compiled
 from .config import ModelConfig
-from .layers import Layer
-from .ops import CAUSAL, rms_norm, rotary
+from .layers import Layer, Turn
+from .ops import CAUSAL, apart, joined, rms_norm, rotary
 from .sampling import Controls, Sampling, choose, controls, noise
 from .weights import Linear, Weights
 
@@ -54,8 +55,9 @@ class CodePredictor:
             for first, end in [(0, 2), *((at, at + 1) for at in range(2, self._groups))]
         }
         """By first position: pass 0 takes positions 0 and 1, each later one the next."""
-        self._empty = mx.zeros((2, own.num_key_value_heads, self._groups, own.head_dim), weights.dtype)
-        mx.eval(self._turns, self._empty)
+        self._shape = own.num_key_value_heads, self._groups, own.head_dim
+        self._dtype = weights.dtype
+        mx.eval(self._turns)
         self._frame = {flag: compiled(self._framer(flag)) for flag in (False, True)}
 
     def frame(
@@ -63,39 +65,61 @@ class CodePredictor:
     ) -> tuple[mx.array, mx.array]:
         """hidden [1, 1, H], code0 int32 [1, 1], the request's key and int32 frame index [1]
         → (codes int32 [1, 16], sum of their embeddings [1, 1, H])."""
+        return self.frames([hidden], [code0], sampling, [key], [frame])[0]
+
+    def frames(
+        self,
+        hidden: list[mx.array],
+        code0: list[mx.array],
+        sampling: Sampling,
+        keys: list[mx.array],
+        frames: list[mx.array],
+    ) -> list[tuple[mx.array, mx.array]]:
+        """One frame of each of several requests, computed together; as `frame` for each."""
         control = controls(sampling, self._vocabulary)
-        return self._frame[sampling.nucleus](hidden, code0, control, key, frame)
+        made = self._frame[sampling.nucleus](hidden, code0, control, keys, frames)
+        return list(zip(*made, strict=True))
 
     def embed(self, codes: mx.array) -> mx.array:
-        """The sum of the embeddings of int codes [1, 16]: [1, 1, H]."""
+        """The sum of the embeddings of int codes [B, 16]: [B, 1, H]."""
         return mx.take(self._table, codes + self._starts, axis=0).sum(axis=1, keepdims=True)
 
-    def _framer(self, nucleus: bool) -> Callable[..., tuple[mx.array, mx.array]]:
+    def _framer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], list[mx.array]]]:
         def frame(
-            hidden: mx.array, code0: mx.array, control: Controls, key: mx.array, index: mx.array
-        ) -> tuple[mx.array, mx.array]:
-            control = Controls(*control)
-            gumbel = noise(key, index, 1, self._groups - 1, self._vocabulary, control)
-            start = hidden[0] if self._narrow is None else self._narrow(hidden[0])
-            rows = mx.concatenate([start, mx.take(self._inputs[0], code0[0], axis=0)], axis=0)
-            caches = [self._empty[:] for _ in self._layers]
-            codes, draws = [code0], mx.split(gumbel, self._groups - 1, axis=0)
+            hidden: list[mx.array],
+            code0: list[mx.array],
+            control: Controls,
+            keys: list[mx.array],
+            indices: list[mx.array],
+        ) -> tuple[list[mx.array], list[mx.array]]:
+            control, batch = Controls(*control), len(hidden)
+            gumbel = noise(joined(keys), joined(indices), 1, self._groups - 1, self._vocabulary, control)
+            start, code = joined(hidden), joined(code0)
+            start = start if self._narrow is None else self._narrow(start)
+            rows = mx.concatenate([start, mx.take(self._inputs[0], code, axis=0)], axis=1)
+            rows = rows.reshape(2 * batch, -1)
+            caches = [mx.zeros((2 * batch, *self._shape), self._dtype) for _ in self._layers]
+            codes, draws = [code], [draw[0] for draw in mx.split(gumbel, self._groups - 1)]
             for i, head in enumerate(self._heads):
                 logits = head(self._pass(rows, caches, 0 if i == 0 else i + 1)).astype(mx.float32)
                 code = choose(logits, draws[i], control, nucleus)
                 codes.append(code)
-                rows = mx.take(self._inputs[i + 1], code[0], axis=0)
+                rows = mx.take(self._inputs[i + 1], code[:, 0], axis=0)
             chosen = mx.concatenate(codes, axis=1)
-            return chosen, self.embed(chosen)
+            return apart(chosen, batch), apart(self.embed(chosen), batch)
 
         return frame
 
     def _pass(self, x: mx.array, caches: list[mx.array], first: int) -> mx.array:
-        """rows x [T, hidden] at positions first…, put into the caches → normed last row [1, hidden]."""
-        end = first + x.shape[0]
+        """rows x [B * T, hidden] at positions first…, put into the caches → normed last rows [B, hidden]."""
+        batch = caches[0].shape[0] // 2
+        steps = x.shape[0] // batch
+        end = first + steps
         for i, layer in enumerate(self._layers):
-            queries, keys_values = layer.project(x, self._turns[first][i])
+            turn = self._turns[first][i]
+            if steps > 1 and batch > 1:
+                turn = Turn(*(mx.tile(part, (batch, 1, 1, 1)) for part in turn))
+            queries, keys_values = layer.project(x, turn, batch)
             caches[i][:, :, first:end] = keys_values
-            keys, values = mx.split(caches[i][:, :, :end], 2, axis=0)
-            x = layer.finish(x, queries, keys, values, CAUSAL if end - first > 1 else None)
-        return rms_norm(x[-1:] if end - first > 1 else x, self._norm, self._eps)
+            x = layer.attend(x, queries, caches[i][:, :, :end], CAUSAL if steps > 1 else None)
+        return rms_norm(x[steps - 1 :: steps] if steps > 1 else x, self._norm, self._eps)

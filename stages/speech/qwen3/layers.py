@@ -1,8 +1,8 @@
 """The transformer layer that the talker and the code predictor share: RMS norms, grouped-query attention with
 per-head q/k norms and rotary positions, SwiGLU. Weights are merged: one product for q, k, v, one for gate, up.
 
-Shapes: rows x [T, hidden]; the heads of one row are q, then k, then v: H = heads + 2 * kv_heads, each D wide.
-Cache: [2, kv_heads, S, D], keys and values of one layer.
+Shapes: rows x [B * T, hidden], T of each of B requests; the heads of one row are q, then k, then v: H = heads +
+2 * kv_heads, each D wide. Cache: [2 * B, kv_heads, S, D], the keys of every request, then the values.
 """
 
 from typing import NamedTuple
@@ -15,10 +15,10 @@ from .weights import Linear, Stacked, Weights, absorb, merge
 
 
 class Turn(NamedTuple):
-    """Head norm weights, attention scale and rotation at T positions in one: row * along + flipped row * across."""
+    """Head norm weights, attention scale and rotation of each row in one: row * along + flipped row * across."""
 
     along: mx.array
-    """float32 [T, H, 2, D / 2]"""
+    """float32 [B * T, H, 2, D / 2]"""
     across: mx.array
 
 
@@ -82,25 +82,39 @@ class Layer(NamedTuple):
         """This layer's part of `ops.rotary`."""
         return Turn(self.head_norm * cos, self.flipped_norm * sin)
 
-    def project(self, x: mx.array, turn: Turn) -> tuple[mx.array, mx.array]:
-        """x [T, hidden] → q [1, heads, T, D], scaled, and keys with values [2, kv_heads, T, D]."""
-        steps, heads, kv_heads, dim = x.shape[0], self.heads, self.kv_heads, self.head_dim
-        shape = (steps, heads + 2 * kv_heads, 2, dim // 2)
-        rows = self.qkv(rms_norm(x, self.input_norm, self.eps)).reshape(-1, dim)
-        normed = rms_norm(rows, None, self.eps).reshape(shape)
+    def project(self, x: mx.array, turn: Turn, batch: int = 1) -> tuple[mx.array, mx.array]:
+        """x [B * T, hidden] → q [B, heads, T, D], scaled, and keys with values [2 * B, kv_heads, T, D]."""
+        rows, heads, kv_heads, dim = x.shape[0], self.heads, self.kv_heads, self.head_dim
+        steps, shape = rows // batch, (rows, heads + 2 * kv_heads, 2, dim // 2)
+        projected = self.qkv(rms_norm(x, self.input_norm, self.eps)).reshape(-1, dim)
+        normed = rms_norm(projected, None, self.eps).reshape(shape)
         turned = normed * turn.along + normed[:, :, ::-1] * turn.across
-        rows = mx.where(self.is_value, rows.reshape(shape), turned.astype(x.dtype))
-        queries, keys_values = mx.split(rows, [heads], axis=1)
-        if steps == 1:
+        projected = mx.where(self.is_value, projected.reshape(shape), turned.astype(x.dtype))
+        queries, keys_values = mx.split(projected, [heads], axis=1)
+        if rows == 1:
             return queries.reshape(1, heads, 1, dim), keys_values.reshape(2, kv_heads, 1, dim)
-        queries = queries.reshape(1, steps, heads, dim).swapaxes(1, 2)
-        return queries, keys_values.reshape(steps, 2, kv_heads, dim).transpose(1, 2, 0, 3)
+        queries = queries.reshape(batch, steps, heads, dim).swapaxes(1, 2)
+        keys_values = keys_values.reshape(batch, steps, 2, kv_heads, dim).transpose(2, 0, 3, 1, 4)
+        return queries, keys_values.reshape(2 * batch, kv_heads, steps, dim)
 
-    def finish(
-        self, x: mx.array, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array | Causal | None
+    def apart(self, queries: mx.array, keys_values: mx.array) -> list[tuple[mx.array, mx.array]]:
+        """What `project` gave, for each request alone: q [1, heads, T, D], keys with values [2, kv_heads, T, D]."""
+        batch = queries.shape[0]
+        if batch == 1:
+            return [(queries, keys_values)]
+        own = mx.split(keys_values.reshape(2, batch, *keys_values.shape[1:]), batch, axis=1)
+        return list(zip(mx.split(queries, batch), [part[:, 0] for part in own], strict=True))
+
+    def attend(
+        self, x: mx.array, queries: mx.array, cache: mx.array, bias: mx.array | Causal | None
     ) -> mx.array:
-        """Attention over keys and values [1, kv_heads, S, D] (bias as in `ops.attention`), MLP, both residuals."""
-        x = self.out.add(x, attention(queries, keys, values, bias))
+        """Attention over the cache (bias as in `ops.attention`), MLP, both residuals: rows x to rows."""
+        keys, values = mx.split(cache, 2)
+        return self.finish(x, attention(queries, keys, values, bias))
+
+    def finish(self, x: mx.array, heard: mx.array) -> mx.array:
+        """What attention heard, rows [N, heads * D], put into x, and the MLP."""
+        x = self.out.add(x, heard)
         wide = self.gate_up(rms_norm(x, self.output_norm, self.eps))
         gate, up = mx.split(wide, 2, axis=1)
         return self.down.add(x, silu(gate) * up)

@@ -5,6 +5,7 @@ expands them into 13 to 40 small operations at 2 µs and more each, and its exp 
 formulas are written with few operations.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Final, Literal
 
@@ -38,26 +39,26 @@ def attention(
 ) -> mx.array:
     """softmax(q kᵀ + bias) v; the scale is in q already.
 
-    q [1, H, T, D]; k, v [1, H / G, S, D], each serving G neighbouring query heads; bias [T, S], `CAUSAL` (T = S) or
-    None. → rows [T, H * D]
+    q [B, H, T, D]; k, v [B, H / G, S, D], each serving G neighbouring query heads; bias [T, S], `CAUSAL` (T = S) or
+    None. → rows [B * T, H * D]
     """
-    _, heads, steps, dim = queries.shape
+    batch, heads, steps, dim = queries.shape
     kv_heads, groups = keys.shape[1], heads // keys.shape[1]
     if backend() == "metal" or (backend() == "cuda" and not isinstance(bias, mx.array)):
         heard = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=bias)
-        return heard.swapaxes(1, 2).reshape(steps, heads * dim)
+        return heard.swapaxes(1, 2).reshape(batch * steps, heads * dim)
     # The G heads of one key head become rows of one product.
-    rows = queries if groups == 1 else queries.reshape(1, kv_heads, groups * steps, dim)
+    rows = queries if groups == 1 else queries.reshape(batch, kv_heads, groups * steps, dim)
     scores = rows @ keys.swapaxes(-1, -2)
     if bias == CAUSAL:
         bias = _triangle(steps, scores.dtype)
     if bias is not None:
-        tiled = scores if steps == 1 else scores.reshape(1, kv_heads, groups, steps, keys.shape[2])
+        tiled = scores if steps == 1 else scores.reshape(batch, kv_heads, groups, steps, -1)
         scores = (tiled + bias).reshape(scores.shape)
     heard = mx.softmax(scores, axis=-1, precise=True) @ values
-    return (heard if steps == 1 else heard.reshape(heads, steps, dim).swapaxes(0, 1)).reshape(
-        steps, heads * dim
-    )
+    if steps > 1:
+        heard = heard.reshape(batch, heads, steps, dim).swapaxes(1, 2)
+    return heard.reshape(batch * steps, heads * dim)
 
 
 def _triangle(steps: int, dtype: mx.Dtype) -> mx.array:
@@ -80,6 +81,16 @@ def rotary(positions: mx.array, dim: int, theta: float) -> tuple[mx.array, mx.ar
     angles = (positions.astype(mx.float32)[:, None] * frequencies)[:, None, None]
     sine = mx.sin(angles)
     return mx.cos(angles), mx.concatenate([-sine, sine], axis=2)
+
+
+def joined(parts: Sequence[mx.array]) -> mx.array:
+    """One behind the other along the first axis; a single one costs nothing."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=0)
+
+
+def apart(x: mx.array, count: int) -> list[mx.array]:
+    """The opposite: `count` equal parts of the first axis."""
+    return [x] if count == 1 else list(mx.split(x, count))
 
 
 def silu(x: mx.array) -> mx.array:

@@ -3,13 +3,18 @@
 Order and meaning of the processors are those of the official generation: repetition penalty over the whole
 history, minimum length, suppressed ids, then (only when sampling) temperature, top-k keeping ties, top-p.
 A code is argmax(logits + temperature * Gumbel noise), which samples softmax(logits / temperature) exactly.
+
+Requests that are computed together are the B rows of every array here; none of them sees another.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
 import msgspec
+
+from .ops import joined
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -32,68 +37,75 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Controls(NamedTuple):
-    """A `Sampling` as scalars on the device, so that one trace serves all settings."""
+    """A `Sampling` on the device, so that one trace serves all settings: [B, 1] each."""
 
     noise: mx.array
     """float32: the temperature, or 0 when greedy."""
     temperature: mx.array
     """float32; 1 when greedy."""
     rank: mx.array
-    """int32 [1, 1]: place, in ascending order, of the smallest logit that top-k keeps."""
+    """int32: place, in ascending order, of the smallest logit that top-k keeps."""
     top_p: mx.array
     penalty: mx.array
 
 
 @lru_cache(maxsize=256)
 def controls(sampling: Sampling, vocabulary: int) -> Controls:
-    """The device scalars of `sampling` for logits of `vocabulary` ids."""
+    """`sampling` for one request with logits of `vocabulary` ids."""
     kept = vocabulary if sampling.top_k <= 0 else min(sampling.top_k, vocabulary)
     made = Controls(
-        mx.array(0.0 if sampling.greedy else sampling.temperature, mx.float32),
-        mx.array(1.0 if sampling.greedy else sampling.temperature, mx.float32),
+        mx.array([[0.0 if sampling.greedy else sampling.temperature]], mx.float32),
+        mx.array([[1.0 if sampling.greedy else sampling.temperature]], mx.float32),
         mx.array([[vocabulary - kept]], mx.int32),
-        mx.array(sampling.top_p, mx.float32),
-        mx.array(sampling.repetition_penalty, mx.float32),
+        mx.array([[sampling.top_p]], mx.float32),
+        mx.array([[sampling.repetition_penalty]], mx.float32),
     )
     mx.eval(made)
     return made
 
 
+def stacked(rows: Sequence[Controls]) -> Controls:
+    """Those of several requests."""
+    return Controls(*(joined(column) for column in zip(*rows, strict=True)))
+
+
 def request_key(seed: int) -> mx.array:
-    """uint32 [2]: the key of a request, hashed once so that neighbouring seeds share nothing."""
-    return mx.random.split(mx.random.key(seed & 0xFFFF_FFFF_FFFF_FFFF))[0]
+    """uint32 [1, 2]: the key of a request, hashed once so that neighbouring seeds share nothing."""
+    return mx.random.split(mx.random.key(seed & 0xFFFF_FFFF_FFFF_FFFF))[:1]
 
 
 def noise(
     key: mx.array, frame: mx.array, first: int, groups: int, vocabulary: int, control: Controls
 ) -> mx.array:
-    """Gumbel noise times the temperature (0 when greedy), float32 [groups, vocabulary], for the code groups of one
-    frame from `first` on.
+    """Gumbel noise times the temperature (0 when greedy), float32 [groups, B, vocabulary], for the code groups of
+    one frame from `first` on; key uint32 [B, 2], frame int32 [B].
 
     The key of a draw is the request's key xor (frame, group): distinct for every draw, whatever ran before.
     """
-    group = mx.arange(first, first + groups, dtype=mx.uint32)
-    folded = key ^ mx.stack([mx.broadcast_to(frame.astype(mx.uint32), (groups,)), group], axis=1)
+    shape = groups, frame.shape[0]
+    group = mx.arange(first, first + groups, dtype=mx.uint32)[:, None]
+    place = [mx.broadcast_to(part, shape) for part in (frame.astype(mx.uint32), group)]
+    folded = (key ^ mx.stack(place, axis=-1)).reshape(-1, 2)
 
     def draw(one: mx.array) -> mx.array:
         return mx.random.gumbel((vocabulary,), key=one)
 
     # A uniform draw of exactly 0 gives -inf, which would turn into NaN when greedy; the next smallest gives -3.1.
-    return mx.maximum(mx.vmap(draw)(folded), -4) * control.noise
+    return mx.maximum(mx.vmap(draw)(folded), -4).reshape(*shape, vocabulary) * control.noise
 
 
 def penalise(logits: mx.array, seen: mx.array, penalty: mx.array) -> mx.array:
-    """Repetition penalty on float32 [1, V] for the ids marked in bool `seen` [V]."""
+    """Repetition penalty [B, 1] on float32 [B, V] for the ids marked in bool `seen` [B, V]."""
     return mx.where(seen, mx.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def choose(logits: mx.array, drawn: mx.array, control: Controls, nucleus: bool) -> mx.array:
-    """One id, int32 [1, 1], from float32 logits [1, V] (suppressed ids are -inf) and scaled noise [V]."""
+    """One id a row, int32 [B, 1], from float32 logits [B, V] (suppressed ids are -inf) and scaled noise [B, V]."""
     return mx.argmax(kept(logits, control, nucleus) + drawn, axis=-1, keepdims=True).astype(mx.int32)
 
 
 def kept(logits: mx.array, control: Controls, nucleus: bool) -> mx.array:
-    """Top-k and top-p: float32 [1, V] → the same, -inf where dropped. The temperature is not applied yet.
+    """Top-k and top-p: float32 [B, V] → the same, -inf where dropped. The temperature is not applied yet.
 
     `nucleus` is part of the trace, not of the data: top-p costs more operations. Ids that tie with the last one
     kept by top-p stay, where the official code keeps those that its sort happens to put last.
@@ -106,7 +118,7 @@ def kept(logits: mx.array, control: Controls, nucleus: bool) -> mx.array:
 
 
 def _floor(ordered: mx.array, threshold: mx.array, control: Controls) -> mx.array:
-    """The smallest logit that top-p keeps of those that top-k kept: [1, 1], from ascending logits [1, V].
+    """The smallest logit that top-p keeps of those that top-k kept: [B, 1], from ascending logits [B, V].
 
     Dropped is the ascending tail whose cumulative probability is <= 1 - top_p; the largest id always stays.
     """

@@ -8,15 +8,15 @@ Nothing is evaluated here: every function returns lazy arrays.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ...device import compiled, on_cpu
 from .config import ModelConfig
 from .layers import Layer
-from .ops import CAUSAL, bias, rms_norm, rotary
-from .sampling import Controls, Sampling, choose, controls, noise, penalise, request_key
+from .ops import CAUSAL, apart, attention, bias, joined, rms_norm, rotary
+from .sampling import Controls, Sampling, choose, controls, noise, penalise, request_key, stacked
 from .weights import Linear, Weights
 
 BUCKET = 256
@@ -39,11 +39,11 @@ class TalkerState(NamedTuple):
     position: mx.array
     """int32 [1]: positions filled."""
     seen: mx.array
-    """bool [V]: code-0 ids chosen so far."""
+    """bool [1, V]: code-0 ids chosen so far."""
     frame: mx.array
     """int32 [1]: index of the frame whose code 0 was chosen last."""
     key: mx.array
-    """uint32 [2]."""
+    """uint32 [1, 2]."""
     control: Controls
     nucleus: bool
     filled: int
@@ -125,13 +125,21 @@ class Talker:
         self, state: TalkerState, embedding: mx.array, text: mx.array
     ) -> tuple[TalkerState, mx.array, mx.array]:
         """One frame: embedding and text [1, 1, H] → (state, code0 int32 [1, 1], hidden [1, 1, H])."""
-        cache, position, seen, frame, key, control, nucleus, filled = state
-        filled += 1
-        cache = self._grow(cache, self._bucket(filled))
-        cache, position, seen, frame, code, hidden = self._step[nucleus](
-            cache, position, seen, frame, key, control, embedding, text
-        )
-        return TalkerState(cache, position, seen, frame, key, control, nucleus, filled), code, hidden
+        return self.steps([state], [embedding], [text])[0]
+
+    def steps(
+        self, states: list[TalkerState], embeddings: list[mx.array], texts: list[mx.array]
+    ) -> list[tuple[TalkerState, mx.array, mx.array]]:
+        """One frame of each of several requests, computed together; as `step` for each. Their `nucleus` is one."""
+        rows = [(self._grow(one.cache, self._bucket(one.filled + 1)), *one[1:6]) for one in states]
+        made = self._step[states[0].nucleus](rows, embeddings, texts)
+        return [
+            (
+                one._replace(cache=cache, position=position, seen=seen, frame=frame, filled=one.filled + 1),
+                *out,
+            )
+            for one, (cache, position, seen, frame, *out) in zip(states, made, strict=True)
+        ]
 
     def warming(
         self, sampling: Sampling, width: int, *, prefixes: bool
@@ -171,8 +179,8 @@ class Talker:
         return self._head(hidden).astype(mx.float32)
 
     def admissible(self, logits: mx.array, seen: mx.array, frame: mx.array, control: Controls) -> mx.array:
-        """Repetition penalty, minimum length, suppressed ids: float32 [1, V] → [1, V], -inf where barred."""
-        allowed = mx.where(frame < MIN_FRAMES, self._without_end, self._with_end)
+        """Repetition penalty, minimum length, suppressed ids: float32 [B, V] → [B, V], -inf where barred."""
+        allowed = mx.where(frame[:, None] < MIN_FRAMES, self._without_end, self._with_end)
         return penalise(logits, seen, control.penalty) + allowed
 
     def _starter(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array]]:
@@ -181,7 +189,7 @@ class Talker:
         ) -> tuple[list[mx.array], mx.array, mx.array, mx.array]:
             x, cache = self._through(rows)
             hidden = rms_norm(mx.take(x, length - 1, axis=0), self._norm, self._eps)
-            seen = mx.zeros((self.vocabulary,), mx.bool_)
+            seen = mx.zeros((1, self.vocabulary), mx.bool_)
             code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
             return cache, seen, code, hidden[None]
 
@@ -197,7 +205,7 @@ class Talker:
         for layer in self._layers:
             queries, keys_values = layer.project(x, layer.turn(cos, sin))
             cache.append(keys_values)
-            x = layer.finish(x, queries, *mx.split(keys_values, 2), CAUSAL)
+            x = layer.attend(x, queries, keys_values, CAUSAL)
         return x, cache
 
     def _resumer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array]]:
@@ -218,40 +226,42 @@ class Talker:
                 queries, keys_values = layer.project(x, layer.turn(cos, sin))
                 now = mx.slice_update(past, keys_values, first, axes=(2,))
                 written.append(now)
-                x = layer.finish(x, queries, *mx.split(now, 2), unseen)
+                x = layer.attend(x, queries, now, unseen)
             hidden = rms_norm(mx.take(x, last, axis=0), self._norm, self._eps)
-            seen = mx.zeros((self.vocabulary,), mx.bool_)
+            seen = mx.zeros((1, self.vocabulary), mx.bool_)
             code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
             return written, seen, code, hidden[None]
 
         return resume
 
-    def _stepper(
-        self, nucleus: bool
-    ) -> Callable[..., tuple[list[mx.array], mx.array, mx.array, mx.array, mx.array, mx.array]]:
-        def step(
-            cache: list[mx.array],
-            position: mx.array,
-            seen: mx.array,
-            frame: mx.array,
-            key: mx.array,
-            control: Controls,
-            embedding: mx.array,
-            text: mx.array,
-        ) -> tuple[list[mx.array], mx.array, mx.array, mx.array, mx.array, mx.array]:
-            x = (embedding + text)[0]
-            cos, sin = rotary(position, self._dim, self._theta)
-            unseen = bias(mx.arange(cache[0].shape[2]) <= position, x.dtype)[None]
-            written: list[mx.array] = []
-            for past, layer in zip(cache, self._layers, strict=True):
-                queries, keys_values = layer.project(x, layer.turn(cos, sin))
-                now = mx.slice_update(past, keys_values, position, axes=(2,))
-                written.append(now)
-                x = layer.finish(x, queries, *mx.split(now, 2), unseen)
+    def _stepper(self, nucleus: bool) -> Callable[..., list[Any]]:
+        """Products of all rows at once; attention one by one, over each request's own cache."""
+
+        def step(rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]) -> list[Any]:
+            caches, positions, seen, frames, keys, control = zip(*rows, strict=True)
+            batch = len(rows)
+            x = (joined(embeddings) + joined(texts))[:, 0]
+            cos, sin = rotary(joined(positions), self._dim, self._theta)
+            unseen = [
+                bias(mx.arange(cache[0].shape[2]) <= position, x.dtype)[None]
+                for cache, position in zip(caches, positions, strict=True)
+            ]
+            written: list[list[mx.array]] = [[] for _ in rows]
+            for i, layer in enumerate(self._layers):
+                queries, keys_values = layer.project(x, layer.turn(cos, sin), batch)
+                heard: list[mx.array] = []
+                for b, (query, new) in enumerate(layer.apart(queries, keys_values)):
+                    now = mx.slice_update(caches[b][i], new, positions[b], axes=(2,))
+                    written[b].append(now)
+                    keys, values = mx.split(now, 2)
+                    heard.append(attention(query, keys, values, unseen[b]))
+                x = layer.finish(x, joined(heard))
             hidden = rms_norm(x, self._norm, self._eps)
-            frame = frame + 1
-            code, seen = self._choose(hidden, seen, frame, key, control, nucleus)
-            return written, position + 1, seen, frame, code, hidden[None]
+            frame, controls = joined(frames) + 1, stacked(control)
+            code, marked = self._choose(hidden, joined(seen), frame, joined(keys), controls, nucleus)
+            after = [position + 1 for position in positions]
+            out = (apart(part, batch) for part in (marked, frame, code, hidden[:, None]))
+            return list(zip(written, after, *out, strict=True))
 
         return step
 
@@ -264,11 +274,11 @@ class Talker:
         control: Controls,
         nucleus: bool,
     ) -> tuple[mx.array, mx.array]:
-        """hidden [1, H] → (code0 int32 [1, 1], seen with that code marked)."""
+        """hidden [B, H] → (code0 int32 [B, 1], seen with that code marked)."""
         control = Controls(*control)
         logits = self.admissible(self.logits(hidden), seen, frame, control)
-        code = choose(logits, noise(key, frame, 0, 1, self.vocabulary, control), control, nucleus)
-        return code, seen | (self._ids == code[0])
+        code = choose(logits, noise(key, frame, 0, 1, self.vocabulary, control)[0], control, nucleus)
+        return code, seen | (self._ids == code)
 
     def _bucket(self, positions: int) -> int:
         if positions > self._max_positions:
