@@ -66,7 +66,8 @@ def controls(sampling: Sampling, vocabulary: int) -> Controls:
 
 def stacked(rows: Sequence[Controls]) -> Controls:
     """Those of several requests."""
-    return Controls(*(joined(column) for column in zip(*rows, strict=True)))
+    columns: list[list[mx.array]] = [list(column) for column in zip(*rows, strict=True)]
+    return Controls(*(joined(column) for column in columns))
 
 
 def request_key(seed: int) -> mx.array:

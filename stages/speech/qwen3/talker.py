@@ -238,7 +238,7 @@ class Talker:
         """Products of all rows at once; attention one by one, over each request's own cache."""
 
         def step(rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]) -> list[Any]:
-            caches, positions, seen, frames, keys, control = zip(*rows, strict=True)
+            caches, positions, seen, frames, seeds, control = zip(*rows, strict=True)
             batch = len(rows)
             x = (joined(embeddings) + joined(texts))[:, 0]
             cos, sin = rotary(joined(positions), self._dim, self._theta)
@@ -258,7 +258,7 @@ class Talker:
                 x = layer.finish(x, joined(heard))
             hidden = rms_norm(x, self._norm, self._eps)
             frame, controls = joined(frames) + 1, stacked(control)
-            code, marked = self._choose(hidden, joined(seen), frame, joined(keys), controls, nucleus)
+            code, marked = self._choose(hidden, joined(seen), frame, joined(seeds), controls, nucleus)
             after = [position + 1 for position in positions]
             out = (apart(part, batch) for part in (marked, frame, code, hidden[:, None]))
             return list(zip(written, after, *out, strict=True))
