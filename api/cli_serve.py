@@ -5,7 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import cli_chat
+from . import cli_chat, cli_voice
 from .cli_terminal import Line, columns, size
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
             for status in running.processes()
         ]
         print(columns(rows), flush=True)
-        if running.tap is not None:
-            print(f"  tap {running.tap}", flush=True)
+        for told in (*cli_voice.summary(layout, running.models), *([f"tap {running.tap}"] if running.tap else [])):
+            print(f"  {told}", flush=True)
         for hint in running.hints:
             print(f"Faster: {hint}", file=sys.stderr)
 

@@ -43,6 +43,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--ref-audio", metavar="FILE", help="a recording of the voice to imitate")
     parser.add_argument("--ref-text", metavar="TEXT", help="what is said in it")
     parser.add_argument("--x-vector", action="store_true", help="imitate by the x-vector alone")
+    parser.add_argument("--speaker-embedding", metavar="FILE", help="an x-vector to imitate: .npy, or JSON")
     parser.add_argument(
         "--save-voice",
         metavar="NAME",
@@ -193,6 +194,7 @@ def _request(
         voice=None if voice else Catalog(lambda: [model], layout.api).voice(model, args.voice),
         reference=voice.pcm if voice else None,
         reference_text=voice.text if voice else None,
+        x_vector=voice.x_vector if voice else None,
         stored=voice.stored if voice else None,
         language=args.language,
         instructions=args.describe or args.instructions,

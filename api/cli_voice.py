@@ -1,10 +1,12 @@
 """Voices to imitate on the command line: recordings in files, and the user's stored voices."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..bus.control import ModelInfo
     from ..bus.layout import Layout
     from ..configs.voice_store import VoiceStore
     from .cloning import Likeness
@@ -52,21 +54,74 @@ def show(kind: str) -> None:
         print(f"  {store.folder / name} is damaged: remove it and add the voice again")
 
 
+def summary(layout: "Layout", models: "tuple[ModelInfo, ...]") -> list[str]:
+    """What a server says of the stored voices when it starts; nothing where there are none."""
+    store = _store(layout)
+    names, refused = [voice.name for voice in store.all()], store.refused()
+    able = [model.name for model in models if model.kind == "base"]
+    told: list[str] = []
+    if names:
+        told.append(f"stored voices: {', '.join(names)}{'' if able else ' (no model here can imitate them)'}")
+    if refused:
+        told.append(f"damaged voices in {store.folder}: {', '.join(refused)}")
+    return told
+
+
 async def chosen(args: argparse.Namespace, layout: "Layout") -> "Likeness | None":
-    """The voice that `--ref-audio` or a stored voice's name asks to imitate."""
+    """The voice that `--ref-audio`, `--speaker-embedding` or a stored voice's name asks to imitate."""
     from ..bus.errors import VivavoceError
     from .cloning import Likeness
 
+    if args.save_voice is not None:
+        _check_free(args.save_voice, layout)
+    given = [
+        option
+        for option in ("--voice", "--ref-audio", "--speaker-embedding")
+        if getattr(args, option[2:].replace("-", "_")) is not None
+    ]
+    if len(given) > 1:
+        raise VivavoceError(f"{' and '.join(given)} are {len(given)} voices: give one of them")
     if args.ref_audio is None:
         if args.ref_text is not None:
             raise VivavoceError("--ref-text says what is in --ref-audio, which is missing")
+        if args.speaker_embedding is not None:
+            return Likeness(x_vector=_embedding(args.speaker_embedding))
         stored = _store(layout).find(args.voice) if args.voice else None
         if stored is None:
             return None
         return Likeness(stored.pcm, None if args.x_vector else stored.text, stored=stored.name)
-    if args.voice is not None:
-        raise VivavoceError("--voice and --ref-audio are two voices: give one of them")
     return Likeness(recording(args.ref_audio), None if args.x_vector else args.ref_text)
+
+
+def _check_free(name: str, layout: "Layout") -> None:
+    """Raises VivavoceError where no voice can be stored by this name: better before the speech than after it."""
+    from ..bus.errors import VivavoceError
+    from ..configs.voice_store import check_name
+
+    check_name(name)
+    if _store(layout).find(name) is not None:
+        raise VivavoceError(f"there is a voice {name!r} already: choose another name, or remove it first")
+
+
+def _embedding(file: str) -> bytes:
+    """float32 numbers of a speaker embedding in a NumPy or JSON file. Raises VivavoceError for anything else."""
+    import numpy as np
+
+    from ..bus.errors import VivavoceError
+
+    try:
+        if file.endswith(".npy"):
+            values = np.load(file, allow_pickle=False)
+        else:
+            values = np.array(json.loads(Path(file).read_text("utf-8")), np.float32)
+        packed = values.astype("<f4").squeeze()
+    except OSError as error:
+        raise VivavoceError(f"{file}: {error.strerror or error}") from None
+    except (ValueError, TypeError, EOFError):
+        raise VivavoceError(f"{file} holds no numbers: give a .npy file, or a JSON list") from None
+    if packed.ndim != 1 or not np.isfinite(packed).all():
+        raise VivavoceError(f"{file} holds no list of finite numbers, which a speaker embedding is")
+    return packed.tobytes()
 
 
 def recording(file: str) -> bytes:
