@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..bus.control import ModelInfo
 from ..bus.errors import StartError
 
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
@@ -40,6 +41,18 @@ class Config(msgspec.Struct, frozen=True):
     @property
     def size(self) -> str:
         return {"0b6": "0.6B", "1b7": "1.7B"}.get(self.tts_model_size, self.tts_model_size)
+
+    def described(self, name: str, source: str) -> ModelInfo:
+        """As far as this tells."""
+        return ModelInfo(
+            name=name,
+            family="speech",
+            kind=self.tts_model_type,
+            size=self.size,
+            source=source,
+            voices=tuple(sorted(self.talker_config.spk_id)),
+            languages=("auto", *sorted(self.talker_config.codec_language_id)),
+        )
 
 
 class Tensor(msgspec.Struct, frozen=True):

@@ -145,6 +145,7 @@ async def _speak(args: argparse.Namespace, text: str, layout: "Layout", kind: st
         # The sink first: a target that cannot be written is known before any weight is read.
         with _sink(args, target) as sink:
             voice = await cli_voice.chosen(args, layout)
+            refuse_early(args, layout, cloning=voice is not None)
             heard = bytearray() if args.save_voice else None
             async with Running(layout, line.notice) as running:
                 model = _model(running.models, layout, args, cloning=voice is not None)
@@ -162,6 +163,28 @@ async def _speak(args: argparse.Namespace, text: str, layout: "Layout", kind: st
         f"RTF {report.rtf:.2f}, seed {speak.seed}",
         file=sys.stderr if target == "-" and not args.play else sys.stdout,
     )
+
+
+def refuse_early(args: argparse.Namespace, layout: "Layout", *, cloning: bool) -> None:
+    """Raises VivavoceError for a voice or language that, by the models' own files, there is not."""
+    from ..bus.errors import StartError, VivavoceError
+    from ..configs import languages
+    from ..configs.models import find, split_name
+    from .catalog import Catalog
+    from .cli_checkpoint import read_config
+
+    named = [split_name(model) for model in layout.speech.models]
+    try:
+        models = tuple(
+            read_config(find(source, download=False)).described(name, source) for name, source in named
+        )
+    except StartError:
+        return  # not here yet, or none at all: loading says so
+    model = _model(models, layout, args, cloning=cloning)
+    if not cloning:
+        Catalog(lambda: models, layout.api).voice(model, args.voice)
+    if args.language is not None and languages.find(args.language, model.languages) is None:
+        raise VivavoceError(languages.unknown(args.language, model.languages))
 
 
 def _model(

@@ -1,10 +1,12 @@
 """`vivavoce speak` with the embedded voice: real audio in files and pipes, and nothing left behind on failure."""
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import wave
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -79,11 +81,23 @@ def test_a_model_that_is_not_there_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("wrong", [("--language", "klingon"), ("--voice", "nobody")])
+def test_what_the_config_tells_is_refused_before_any_weight_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: tuple[str, str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    shutil.copy(str(resources.files("vivavoce.configs") / "voices" / "embedded" / "config.json"), model)
+    assert cli.main(["speak", TEXT, "-o", str(tmp_path / "a.wav"), "--model", str(model), *wrong]) == 1
+    assert f"There is no {wrong[0][2:]} {wrong[1]!r}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [model]
+
+
 def test_a_request_that_fails_in_a_stage_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["speak", TEXT, "-o", str(tmp_path / "a.wav"), "--language", "klingon"]) == 1
-    assert "no language 'klingon'" in capsys.readouterr().err
+    assert cli.main(["speak", TEXT, "-o", str(tmp_path / "a.wav"), "--instructions", "Sadly."]) == 1
+    assert "takes no instructions" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,23 +18,10 @@ from unicodedata import category
 import mlx.core as mx
 
 from ....bus.errors import RequestError
+from ....configs import languages
 
 if TYPE_CHECKING:
     from .model import Qwen3TTS
-
-LANGUAGES = {
-    "en": "english",
-    "zh": "chinese",
-    "de": "german",
-    "es": "spanish",
-    "ja": "japanese",
-    "fr": "french",
-    "ko": "korean",
-    "ru": "russian",
-    "it": "italian",
-    "pt": "portuguese",
-}
-"""ISO 639-1 codes of the languages that the checkpoints name."""
 
 
 class Prompt(NamedTuple):
@@ -157,13 +144,9 @@ def resolve_language(model: "Qwen3TTS", language: str | None, speaker: str | Non
     :raises RequestError: the model does not speak it.
     """
     config = model.config.talker_config
-    asked = (language or "auto").strip().lower()
-    name = LANGUAGES.get(asked.replace("_", "-").split("-")[0], asked)
-    if asked in config.codec_language_id:
-        name = asked
-    if name not in config.codec_language_id and name != "auto":
-        known = ", ".join(["auto", *sorted(config.codec_language_id)])
-        raise RequestError(f"There is no language {language!r}; this model has {known}.", "language")
+    name = languages.find(language or "auto", model.languages)
+    if name is None:
+        raise RequestError(languages.unknown(language or "", model.languages), "language")
     dialect = config.spk_is_dialect.get(speaker) if speaker else None
     if isinstance(dialect, str) and name in ("chinese", "auto"):
         name = dialect
