@@ -125,6 +125,10 @@ class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     start."""
     cache_bytes: int = 2 << 30
     """Bound of a model's prompt cache; a draft model has as much again."""
+    prompt_cache: str | None = None
+    """Folder where the prompt cache is kept beyond its bound and from one start to the next."""
+    prompt_cache_bytes: int = 8 << 30
+    """Bound of that folder."""
     lookahead_tokens: int = 256
     """Tokens made ahead of a client that does not read."""
     max_concurrent: int = 32

@@ -80,6 +80,7 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
     from .chat.engine import Engine, EngineOptions
     from .chat.model import KvOptions, load_model
     from .chat.prefill import measure_slice
+    from .chat.prefix_disk import ChunkFiles
     from .chat.stage import ChatStage
 
     if device.on_cpu():
@@ -105,6 +106,9 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
     if settings.draft_model is not None:
         notify(Loading("loading the draft model"))
         draft = load_model(str(find(split_name(settings.draft_model)[1])), kv)
+    files = None
+    if settings.prompt_cache is not None:
+        files = ChunkFiles(Path(settings.prompt_cache).expanduser(), settings.prompt_cache_bytes)
     engines: dict[str, Engine] = {}
     infos: list[ModelInfo] = []
     for source in settings.models:
@@ -115,7 +119,7 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
             notify(Loading(f"measuring {name}"))
             most = measure_slice(model, settings.chunk, layout.schedule.slice_s)
             options = msgspec.structs.replace(options, slice_tokens=most)
-        engines[name] = Engine(model, options, draft)
+        engines[name] = Engine(model, options, draft, files)
         infos.append(
             ModelInfo(
                 name=name,

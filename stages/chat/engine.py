@@ -16,11 +16,14 @@ from .events import Delta, Done, Event, Failed, Finished, Request, Started
 from .model import ChatModel, check_draft
 from .prefill import Prefill, Reader
 from .prefix import PrefixCache
+from .prefix_disk import ChunkFiles, fingerprint, name_of
 from .row import Row
 
 log = logging.getLogger(__name__)
 
 MAX_TOP_LOGPROBS = 20
+SAVING_S = 2.0
+"""The longest that the end of a server waits for a prompt cache to be written."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,16 +75,20 @@ class Engine:
     """
 
     def __init__(
-        self, model: ChatModel, options: EngineOptions | None = None, draft: ChatModel | None = None
+        self,
+        model: ChatModel,
+        options: EngineOptions | None = None,
+        draft: ChatModel | None = None,
+        files: ChunkFiles | None = None,
     ) -> None:
-        """Raises StartError if `draft` cannot guess for `model`."""
+        """`files` keep the prompt cache. Raises StartError if `draft` cannot guess for `model`."""
         if draft is not None:
             check_draft(model, draft)
         self.model = model
         self.draft = draft
         self.options = options or EngineOptions()
-        self.cache = PrefixCache(self.options.cache_bytes)
-        self._draft_cache = PrefixCache(self.options.cache_bytes)
+        self.cache = self._prefixes(model, files)
+        self._draft_cache = self._prefixes(draft, files) if draft else PrefixCache(0)
         self._waiting: deque[Request] = deque()
         self._prefills: deque[Prefill] = deque()
         self._batches: deque[Batch | DraftBatch] = deque()
@@ -90,6 +97,18 @@ class Engine:
         self._aside: dict[str, list[Batch | DraftBatch]] = {}
         """The rows of requests that are set aside."""
         self._decoded_last = False
+
+    def _prefixes(self, model: ChatModel, files: ChunkFiles | None) -> PrefixCache:
+        # Slices of another size round differently.
+        name = (
+            name_of(fingerprint(model), [self.options.slice_tokens or self.options.chunk]) if files else b""
+        )
+        return PrefixCache(self.options.cache_bytes, files, name)
+
+    def close(self) -> None:
+        """Put the prompt cache on disk, where it is kept there."""
+        for cache in (self.cache, self._draft_cache):
+            cache.save(SAVING_S)
 
     @property
     def busy(self) -> bool:

@@ -7,11 +7,13 @@ computed it and wherever that request ended, and a warm answer equals a cold one
 are computed one at a time, which rounds differently, and are therefore never stored.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from . import kv
+from .prefix_disk import ChunkFiles, name_of
 
 
 def cuts(tokens: Sequence[int], size: int, turn_ends: frozenset[int]) -> list[int]:
@@ -36,6 +38,8 @@ class Node:
     parts: list[kv.Part] = field(default_factory=list)
     end: int = 0
     nbytes: int = 0
+    name: bytes = b""
+    """On disk."""
     children: dict[tuple[int, ...], "Node"] = field(default_factory=dict)
 
     def path(self) -> "list[Node]":
@@ -51,14 +55,19 @@ class Node:
 class PrefixCache:
     """Chunks of many conversations, shared where they begin alike, bounded by bytes, least recently used first."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, files: ChunkFiles | None = None, name: bytes = b"") -> None:
+        """
+        :param files: where chunks go that are evicted, and where those are looked for that are not here.
+        :param name: of the model there.
+        """
         self.limit_bytes = limit_bytes
+        self._files = files
         self.nbytes = 0
         self.hits = 0
         """Tokens that were found."""
         self.misses = 0
         """Tokens that had to be computed."""
-        self.root = Node()
+        self.root = Node(name=name)
         # A node stands behind its children in this order, so the first one is always a leaf.
         self._order: OrderedDict[Node, None] = OrderedDict()
 
@@ -69,7 +78,8 @@ class PrefixCache:
         """The deepest stored chunk on the way through `tokens`, cut at `ends`; the root if there is none."""
         node = self.root
         for end in ends:
-            child = node.children.get(tuple(tokens[node.end : end]))
+            key = tuple(tokens[node.end : end])
+            child = node.children.get(key) or self._recall(node, key)
             if child is None:
                 break
             node = child
@@ -83,8 +93,10 @@ class PrefixCache:
         key = tuple(tokens)
         node = parent.children.get(key)
         if node is None:
-            node = Node(parent, key, parts, parent.end + len(key), kv.nbytes(parts))
+            name = name_of(parent.name, key) if self._files else b""
+            node = Node(parent, key, parts, parent.end + len(key), kv.nbytes(parts), name)
             if not self._holds(parent):
+                self._write(node)
                 return node
             parent.children[key] = node
             self._order[node] = None
@@ -93,10 +105,21 @@ class PrefixCache:
         self._shrink()
         return node
 
-    def clear(self) -> None:
-        self.root = Node()
-        self._order.clear()
-        self.nbytes = 0
+    def save(self, seconds: float) -> None:
+        """Put what is here on disk, the most recently used first, for so long."""
+        end = time.monotonic() + seconds
+        for node in reversed(self._order):
+            if time.monotonic() < end:
+                self._write(node)
+
+    def _write(self, node: Node) -> None:
+        if self._files is not None:
+            self._files.save(node.name, node.parts)
+
+    def _recall(self, parent: Node, tokens: tuple[int, ...]) -> Node | None:
+        """A chunk that is on disk."""
+        parts = self._files.load(name_of(parent.name, tokens)) if self._files else None
+        return None if parts is None else self.add(parent, tokens, parts)
 
     def _holds(self, node: Node) -> bool:
         return node is self.root or node in self._order
@@ -111,5 +134,6 @@ class PrefixCache:
         while self.nbytes > self.limit_bytes:
             node, _ = self._order.popitem(last=False)
             self.nbytes -= node.nbytes
+            self._write(node)
             assert node.parent is not None
             del node.parent.children[node.tokens]

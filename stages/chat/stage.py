@@ -65,6 +65,13 @@ class ChatStage:
         return tuple(self._requests)
 
     async def run(self, inbox: Inbox, outbox: Outbox) -> None:
+        try:
+            await self._serve(inbox, outbox)
+        finally:
+            for engine in self._engines.values():
+                engine.close()
+
+    async def _serve(self, inbox: Inbox, outbox: Outbox) -> None:
         async for message in inbox:
             await self._take(message, outbox)
             while busy := [engine for engine in self._engines.values() if engine.busy]:
