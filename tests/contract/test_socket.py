@@ -177,6 +177,29 @@ async def test_cancel_stops_and_the_session_goes_on(
         assert after[-2]["error"] is False
 
 
+async def test_cancel_tells_what_was_heard(dial: Callable[..., Any], http: httpx.AsyncClient) -> None:
+    text = "A long story begins here, and it goes on and on. " * 10
+    async with dial() as socket:
+        await socket.say("session.config", voice="ryan", response_format="pcm")
+        await socket.say("input.text", text=text)
+        heard = [await socket.hear() for _ in range(9)]
+        await socket.say("playback", samples=12_000)
+        await socket.say("cancel")
+        told = (await socket.until("cancelled"))[-1]
+        assert told["samples_sent"] >= sum(map(len, heard[1:])) // 2
+        assert told["samples_sent"] == told["frames"] * 1920
+        assert told["samples_heard"] == 12_000
+        # Half a second, at about 15 letters a second, up to a word's end.
+        assert text.startswith(told["text"])
+        assert 0 < len(told["text"]) < 25
+        await socket.say("input.text", text=text)
+        await socket.until("audio.start")
+        await socket.say("cancel", samples=0)
+        told = (await socket.until("cancelled"))[-1]
+        assert (told["utterance_index"], told["samples_heard"], told["text"]) == (1, 0, "")
+    await freed(http)
+
+
 async def test_leaving_frees_everything(dial: Callable[..., Any], http: httpx.AsyncClient) -> None:
     async with dial() as socket:
         await socket.say("input.text", text="A long story begins here, and it goes on and on. " * 10)
@@ -193,6 +216,7 @@ async def test_leaving_frees_everything(dial: Callable[..., Any], http: httpx.As
         ({"type": "input.text"}, "type"),
         ({"type": "what"}, "type"),
         ({"type": "input.done"}, "text"),
+        ({"type": "playback"}, "type"),
         ({"type": "input.text", "text": "x" * 20_001}, "input"),
     ],
 )

@@ -1,0 +1,39 @@
+"""`vivavoce chat --speak`: each answer printed and spoken, here into files."""
+
+import io
+import wave
+from pathlib import Path
+
+import pytest
+
+from vivavoce.api import cli
+
+
+def test_answers_are_spoken_into_files(
+    smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Say hello.\nSay it again.\n/exit\n"))
+    target = tmp_path / "told.wav"
+    words = ["chat", "--model", str(smollm2_folder), "--voice", "ryan", "-o", str(target)]
+    assert cli.main([*words, "--max-tokens", "2", "--temperature", "0", "--seed", "1"]) == 0
+    assert len(capsys.readouterr().out.strip().splitlines()) == 2
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["told-2.wav", "told.wav"]
+    for file in tmp_path.iterdir():
+        with wave.open(str(file)) as audio:
+            assert audio.getnframes() > 0
+            assert audio.getnframes() % 1920 == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--voice", "nobody", "-o", "x.wav"], "no voice 'nobody'"),
+        (["--layout", "chat", "--speak", "-o", "x.wav"], "runs no speech"),
+        (["-o", "x.txt"], "names no format"),
+    ],
+)
+def test_what_cannot_be_is_told(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert cli.main(["chat", "--model", str(tiny_folder), *words]) == 1
+    assert told in capsys.readouterr().err
