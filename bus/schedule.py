@@ -10,8 +10,9 @@ Policies: `race` lets parties of one thread take turns, and those of several run
 no faster than it is played, with a lead, and has all take turns; `deadline` gives chat what speech does not need.
 
 Deadlines follow from what a listener has in hand (`Playout`). A chunk of frames has to be there `slack_s` before
-the audio handed out until then has been played. The time to spare until then is spread evenly over the frames that
-are still to be made, so that chat's slices come in between and not in one lump. First audio is due at once.
+the audio handed out until then has been played. Half of the time to spare until then is chat's, spread evenly over
+the frames that are still to be made, so that its slices come in between and not in one lump; the other half becomes
+the listener's reserve, for when another begins to be spoken to. First audio is due at once.
 
 A process that dies loses the device with it (its supervisor tells); a holder that is wanted and gives no sign for
 `timeout_s` loses it too. At rest the device is speech's: a first frame on an idle machine asks nobody.
@@ -198,7 +199,7 @@ class Playout:
 
     def due(self, frame: int, now: float, cost_s: float, settings: Schedule) -> float:
         """When a frame that takes `cost_s` has to be begun (for `pace`: may be begun), from `now` on."""
-        if self._start is None:
+        if self._start is None or settings.policy == "race":
             return now
         while self._last + 1 < frame:
             self._start = max(self._start, now - self._first * FRAME_S)
@@ -208,4 +209,4 @@ class Playout:
             return self._start + frame * FRAME_S - settings.lead_s
         left = self._last + 2 - frame
         spare = self._start + self._first * FRAME_S - settings.slack_s - now - left * cost_s
-        return now + max(spare, 0.0) / left
+        return now + max(spare, 0.0) / 2 / left

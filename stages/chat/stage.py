@@ -82,6 +82,8 @@ class ChatStage:
                     for event in told:
                         await self._tell(event, outbox)
                     for _ in range(self._rounds):
+                        if not self._party.held:
+                            break  # whoever has it now should know at once that more is to be done
                         await anyio.lowlevel.checkpoint()
                 await self._take_waiting(inbox, outbox)
             self._party.rest()

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from vivavoce.bus import layout
+from vivavoce.bus.layout import Schedule
 from vivavoce.bus.messages import Chat, ChatDelta, ChatDone, Ending, Speak
 from vivavoce.bus.running import Running
 
@@ -33,28 +34,34 @@ async def spoken(running: Running, name: str) -> bytes:
         return b"".join([part.data async for part in request])
 
 
+@pytest.mark.parametrize("policy", ["race", "pace", "deadline"])
 @pytest.mark.parametrize("name", ["together", "cohost"])
-async def test_both_at_once(name: str, tiny_folder: Path, chatting: Running, speech: Running) -> None:
-    alone, audio = (await said(chatting, "alone"))[0], await spoken(speech, "alone")
+async def test_both_at_once(
+    name: str, policy: Any, tiny_folder: Path, chatting: Running, speech: Running
+) -> None:
+    alone, audio = (await said(chatting, "alone", max_tokens=200))[0], await spoken(speech, "alone")
     loaded = layout.load(name)
-    settings = msgspec.structs.replace(loaded.chat, models=(f"tiny={tiny_folder}",), chunk=64)
+    settings = msgspec.structs.replace(
+        loaded.chat, models=(f"tiny={tiny_folder}",), chunk=64, slice_tokens=64
+    )
+    schedule = Schedule(policy=policy, lead_s=0.7)
     both: dict[str, Any] = {}
 
-    async with Running(msgspec.structs.replace(loaded, chat=settings)) as running:
+    async with Running(msgspec.structs.replace(loaded, chat=settings, schedule=schedule)) as running:
         assert {model.family for model in running.models} == {"speech", "chat"}
 
         async def speak() -> None:
             both["audio"] = await spoken(running, "s")
 
         async def talk() -> None:
-            both["text"], both["ending"] = await said(running, "c")
+            both["text"], both["ending"] = await said(running, "c", max_tokens=200)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(speak)
             tasks.start_soon(talk)
-    assert both["audio"] == audio
-    assert both["text"] == alone
     assert both["ending"].reason in ("stop", "length")
+    assert both["text"] == alone
+    assert both["audio"] == audio
 
 
 async def test_a_reader_that_stands_still_holds_nobody_up(chatting: Running) -> None:

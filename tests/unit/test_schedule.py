@@ -1,0 +1,328 @@
+"""The scheduler by itself: jobs that only move an injected clock, so a second costs nothing, and runs are alike."""
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivavoce.bus.layout import Schedule
+from vivavoce.bus.schedule import FRAME_S, Arbiter, Ask, Grant, Lost, Playout, Recall, Release, Told
+from vivavoce.bus.turns import Party, SpeechParty
+
+quick = settings(max_examples=40, deadline=None)
+STAGES = ("prompt", "talker", "code_predictor", "codec_decoder")
+
+
+def sizes() -> Iterator[int]:
+    """As `ramp(0.5, 8)` of the speech stages, written down."""
+    yield from (1, 2, 4)
+    yield from itertools.repeat(8)
+
+
+@dataclass
+class Stream:
+    """One speech request, and what its listener had."""
+
+    begin: float
+    frames: int
+    cost: float
+    leave_s: float = math.inf
+    """When it is cancelled, after its beginning."""
+    heard: float | None = None
+    """When its first audio left."""
+    late: list[float] = field(default_factory=list[float])
+    """Seconds by which each chunk came after the audio before it had been played."""
+    made: int = 0
+    ahead_s: float = 0.0
+    """The most that was made and not yet played."""
+
+
+class World:
+    """A device that does one thing at a time."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.now = 0.0
+        self.used: list[tuple[str, float, float]] = []
+        self._alarms: list[tuple[float, int, anyio.Event]] = []
+        self._number = itertools.count()
+        self.parties: dict[str, Party] = {}
+        self.arbiter = Arbiter(schedule, self._tell, rest="speech", clock=lambda: self.now)
+        self.speech = SpeechParty(
+            schedule, lambda said: self.arbiter.hear("speech", said), stages=STAGES, clock=lambda: self.now
+        )
+        self.chat = Party(schedule, lambda said: self.arbiter.hear("chat", said), clock=lambda: self.now)
+        self.parties = {"speech": self.speech, "chat": self.chat}
+        for party in self.parties.values():
+            party.join()
+        self._turns: dict[str, anyio.Event] = {}
+
+    def _tell(self, name: str, told: Told) -> None:
+        self.parties[name].take(told)
+
+    def work(self, who: str, seconds: float) -> None:
+        self.used.append((who, self.now, self.now + seconds))
+        self.pass_until(self.now + seconds)
+
+    def pass_until(self, when: float) -> None:
+        self.now = when
+        while self._alarms and self._alarms[0][0] <= self.now:
+            heapq.heappop(self._alarms)[2].set()
+        self.arbiter.check()
+
+    async def until(self, when: float) -> None:
+        if when > self.now:
+            alarm = anyio.Event()
+            heapq.heappush(self._alarms, (when, next(self._number), alarm))
+            await alarm.wait()
+
+    async def run(self, streams: list[Stream], slices: list[float]) -> None:
+        """Speak the streams while chat works all the time, or never without slices."""
+        async with anyio.create_task_group() as everything:
+            everything.start_soon(self._pass_idle_time)
+            everything.start_soon(self._hand_turns_on)
+            if slices:
+                everything.start_soon(self._chat, itertools.cycle(slices))
+            async with anyio.create_task_group() as speaking:
+                for number, stream in enumerate(streams):
+                    speaking.start_soon(self._speak, f"{number}", stream)
+            everything.cancel_scope.cancel()
+
+    async def _pass_idle_time(self) -> None:
+        while True:
+            await anyio.wait_all_tasks_blocked()
+            times = [
+                when for when in (self.arbiter.check(), *(alarm[0] for alarm in self._alarms[:1])) if when
+            ]
+            if times:
+                self.pass_until(max(min(times), self.now))
+
+    async def _hand_turns_on(self) -> None:
+        while True:
+            self._turns.pop(await self.speech.next_turn()).set()
+
+    async def _chat(self, slices: Iterator[float]) -> None:
+        for seconds in slices:
+            async with self.chat:
+                self.work("chat", seconds)
+            for _ in range(3):
+                if self.chat.held:
+                    await anyio.lowlevel.checkpoint()
+
+    async def _speak(self, name: str, stream: Stream) -> None:
+        await self.until(stream.begin)
+        playout, chunks = Playout(sizes()), sizes()
+        first, last = 0, next(chunks) - 1
+        async with self.speech:
+            self.work(name, stream.cost)
+            self.speech.move(name)
+        for frame in range(stream.frames):
+            if self.now >= stream.begin + stream.leave_s:
+                break
+            if frame and not self.speech.ready(name, playout, frame):
+                self._turns[name] = anyio.Event()
+                await self._turns[name].wait()
+            async with self.speech:
+                self.work(name, stream.cost)
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+            stream.made += 1
+            stream.ahead_s = max(
+                stream.ahead_s, (frame + 1) * FRAME_S - (self.now - (stream.heard or self.now))
+            )
+            # The first frame leaves at once, a later chunk when the frame behind it has been made.
+            if frame == last + (frame > 0) or frame + 1 == stream.frames:
+                if stream.heard is None:
+                    stream.heard = self.now
+                    playout.taken(self.now)
+                stream.late.append(self.now - stream.heard - first * FRAME_S)
+                first, last = last + 1, last + next(chunks)
+        self.speech.still(name)
+
+
+STREAMS = st.builds(
+    Stream,
+    begin=st.floats(0, 3),
+    frames=st.integers(1, 80),
+    cost=st.floats(0.002, 0.07),
+)
+SLICES = st.lists(st.floats(0.001, 0.03), min_size=1, max_size=6)
+
+
+async def both(schedule: Schedule, streams: list[Stream], slices: list[float]) -> World:
+    world = World(schedule)
+    with anyio.fail_after(20):
+        await world.run(streams, slices)
+    return world
+
+
+def chat_gaps(world: World) -> list[float]:
+    turns = [(begun, ended) for who, begun, ended in world.used if who == "chat"]
+    return [turns[0][0], *(begun - ended for (_, ended), (begun, _) in itertools.pairwise(turns))]
+
+
+@quick
+@given(stream=STREAMS, slices=SLICES)
+async def test_one_listener_who_could_be_served_never_waits(stream: Stream, slices: list[float]) -> None:
+    """Whatever chat does beside it: each chunk is there in time if it was so on an idle device."""
+    alone = replace(stream, late=[])
+    await both(Schedule(), [alone], [])
+    world = await both(Schedule(patience_s=math.inf), [stream], slices)
+    assert stream.heard is not None
+    assert alone.heard is not None
+    assert stream.heard - stream.begin <= alone.heard - alone.begin + max(slices) + 1e-9
+    if max(alone.late) <= 0:
+        assert max(stream.late) <= 1e-9
+    spans = sorted((begun, ended) for _, begun, ended in world.used)
+    assert all(ended <= begun for (_, ended), (begun, _) in itertools.pairwise(spans))
+
+
+@quick
+@given(begins=st.lists(st.floats(0, 4), min_size=2, max_size=3), load=st.floats(0.02, 0.4), slices=SLICES)
+async def test_several_listeners_never_wait(begins: list[float], load: float, slices: list[float]) -> None:
+    """While together they need less than half of the device, so that each can be spoken to at any time."""
+    streams = [Stream(begin, 60, load * FRAME_S / len(begins)) for begin in begins]
+    await both(Schedule(), streams, slices)
+    assert all(max(stream.late) <= 1e-9 for stream in streams)
+
+
+@quick
+@given(streams=st.lists(STREAMS, min_size=1, max_size=4), slices=SLICES)
+async def test_chat_never_starves(streams: list[Stream], slices: list[float]) -> None:
+    """Also where speech has more to do than the device can."""
+    world = await both(Schedule(patience_s=0.5), streams, slices)
+    # A prompt and its first frames are one piece, and each request may be at its own.
+    assert max(chat_gaps(world)) <= 0.5 + 3 * sum(stream.cost for stream in streams) + 1e-9
+    assert all(stream.made == stream.frames for stream in streams)
+
+
+@quick
+@given(cost=st.floats(0.002, 0.026), slices=SLICES)
+async def test_chat_has_what_speech_does_not_need(cost: float, slices: list[float]) -> None:
+    stream = Stream(0.0, 100, cost)
+    world = await both(Schedule(), [stream], slices)
+    chat = sum(ended - begun for who, begun, ended in world.used if who == "chat")
+    assert chat >= 0.9 * (1 - cost / FRAME_S) * world.now
+    assert stream.ahead_s <= 1.5
+
+
+@quick
+@given(
+    streams=st.lists(
+        st.builds(Stream, st.floats(0, 2), st.just(99), st.floats(0.002, 0.05), leave_s=st.floats(0, 2)),
+        min_size=1,
+        max_size=4,
+    ),
+    slices=SLICES,
+    policy=st.sampled_from(["race", "pace", "deadline"]),
+)
+async def test_whoever_leaves_leaves_nothing_behind(
+    streams: list[Stream], slices: list[float], policy: Any
+) -> None:
+    world = World(Schedule(policy=policy))
+    with anyio.fail_after(20):
+        await world.run([*streams, Stream(6.0, 1, 0.01)], slices)
+    alone = [(begun, ended) for who, begun, ended in world.used if who == "chat" and 4.5 < begun < 6.0 - 0.03]
+    assert sum(ended - begun for begun, ended in alone) == pytest.approx(alone[-1][1] - alone[0][0])
+
+
+@quick
+@given(streams=st.lists(STREAMS, min_size=2, max_size=3), slices=SLICES)
+async def test_pace_makes_speech_no_faster_than_it_is_played(
+    streams: list[Stream], slices: list[float]
+) -> None:
+    await both(Schedule(policy="pace", lead_s=1.0), streams, slices)
+    for stream in streams:
+        assert stream.made == stream.frames
+        assert stream.ahead_s <= 1.0 + FRAME_S + 1e-9
+
+
+async def test_race_takes_turns() -> None:
+    world = await both(Schedule(policy="race"), [Stream(0.0, 30, 0.02)], [0.01])
+    turns = [who for who, _, _ in world.used]
+    first = turns.index("chat", turns.index("0"))  # a prompt and its first frame are one piece
+    both_at_work = turns[first : -turns[::-1].index("0")]
+    assert len(both_at_work) > 50
+    assert all(one != other for one, other in itertools.pairwise(both_at_work))
+
+
+class Ledger:
+    """An arbiter of parties `a` and `b`, and what it told them."""
+
+    def __init__(self, schedule: Schedule, rest: str | None = None) -> None:
+        self.now = 0.0
+        self.told: list[tuple[str, Told]] = []
+        self.arbiter = Arbiter(schedule, self._tell, rest=rest, clock=lambda: self.now)
+
+    def _tell(self, name: str, told: Told) -> None:
+        self.told.append((name, told))
+
+    def new(self) -> list[tuple[str, Told]]:
+        told, self.told = self.told, []
+        return told
+
+
+def test_a_holder_that_gives_no_sign_loses_the_device() -> None:
+    ledger = Ledger(Schedule(timeout_s=1.0))
+    hear = ledger.arbiter.hear
+    hear("a", Ask())
+    ledger.now = 50.0  # nobody else wants it: it may take as long as it likes
+    assert ledger.arbiter.check() is None
+    hear("b", Ask(0.0))
+    assert ledger.new() == [("a", Grant(1, False)), ("a", Recall())]
+    ledger.now = 50.9
+    hear("a", Ask(0.0))
+    assert ledger.arbiter.check() == pytest.approx(51.9)
+    ledger.now = 51.9
+    ledger.arbiter.check()
+    assert ledger.new() == [("a", Lost()), ("b", Grant(2, False))]
+    hear("a", Release(1))  # it was only slow, and has not heard yet
+    hear("a", Ask())
+    assert ledger.new() == [("b", Recall())]
+    hear("b", Release(2))
+    assert ledger.new() == [("a", Grant(3, False))]
+
+
+def test_what_was_lost_is_not_held_again_by_an_old_release() -> None:
+    ledger = Ledger(Schedule(timeout_s=1.0), rest="a")
+    hear = ledger.arbiter.hear
+    hear("a", Release(0))
+    hear("b", Ask())
+    ledger.now = 1.0
+    ledger.arbiter.check()
+    hear("b", Release(2))
+    hear("a", Ask(0.0))
+    hear("a", Release(1))
+    assert ledger.new() == [
+        ("a", Grant(1, False)),
+        ("a", Recall()),
+        ("a", Lost()),
+        ("b", Grant(2, False)),
+        ("a", Grant(3, False)),  # not at rest after `b`: it had to be heard of first
+    ]
+    assert ledger.arbiter.holder == "a"
+
+
+def test_a_party_that_is_gone_holds_nothing_and_asks_for_nothing() -> None:
+    ledger = Ledger(Schedule())
+    for name in ("a", "b", "c"):
+        ledger.arbiter.hear(name, Ask())
+    ledger.arbiter.leave("b")
+    ledger.arbiter.leave("a")
+    assert ledger.new() == [("a", Grant(1, False)), ("a", Recall()), ("c", Grant(2, False))]
+
+
+async def test_at_rest_the_device_is_speechs_and_without_others_nothing_is_said() -> None:
+    world = World(Schedule())
+    said: list[object] = []
+    world.arbiter.hear = lambda name, word: said.append((name, word))  # type: ignore[method-assign]
+    await world.run([Stream(0.0, 40, 0.02)], [])
+    assert said == []
+    assert world.speech.held
