@@ -200,6 +200,27 @@ async def test_a_long_text_is_one_stream_of_parts(family: Running) -> None:
     assert again == stream
 
 
+async def test_marks_change_nothing_unless_they_are_wanted(family: Running) -> None:
+    """O02: what is sent with marks sounds as what is meant by them."""
+    raw = "## Plan\n**First**, see [the map](https://example.org/a_b?x=1) 😀."
+    plain, _ = await listen(family, speak("preset", "Plan.\nFirst, see the map."))
+    assert (await listen(family, speak("preset", raw)))[0] == plain
+    assert (await listen(family, speak("preset", raw, clean=False)))[0] != plain
+
+
+async def test_a_transcript_that_cannot_cover_its_clip_is_cut_by_the_texts_budget(family: Running) -> None:
+    """The official code goes on for 24 s there. The transcript is not counted as text to be spoken."""
+    settings = msgspec.structs.replace(
+        family.layout.speech, models=family.layout.speech.models[2:3], frames_floor=4, frames_per_token=2.0
+    )
+    wanted = speak("icl", "Hi.", reference=reference(110, 6), reference_text="A.", max_frames=None, top_k=1)
+    async with Running(msgspec.structs.replace(family.layout, speech=settings)) as running:
+        stream, ending = await listen(running, wanted)
+    assert (ending.reason, ending.frames) == ("length", 4 + 2 * ending.text_tokens)
+    assert ending.text_tokens < 5
+    assert len(stream) == ending.frames * 3840
+
+
 async def test_text_in_pieces_in_a_cloned_voice(family: Running) -> None:
     """The pieces' bounds change nothing, nor do marks; the reference comes before all of the text."""
     found = set[bytes]()

@@ -3,6 +3,7 @@
 Where a row is held by golden numbers already, the test here is the shortest that would fail.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,8 +22,9 @@ from vivavoce.stages.speech.qwen3.checkpoint import load
 from vivavoce.stages.speech.qwen3.clone import Clone, build_clone
 from vivavoce.stages.speech.qwen3.codec_encoder import CodecEncoder
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
+from vivavoce.stages.speech.qwen3.ops import gelu, rotary
 from vivavoce.stages.speech.qwen3.prompt import build, resolve_language
-from vivavoce.stages.speech.qwen3.sampling import Sampling, choose, controls
+from vivavoce.stages.speech.qwen3.sampling import Sampling, choose, controls, kept
 from vivavoce.stages.speech.qwen3.speaker_encoder import SpeakerEncoder
 
 Checkpoint = Callable[[str], Path]
@@ -115,6 +117,54 @@ def test_top_k_keeps_ties() -> None:
     assert drawn == [0, 1, 2, 3, 0]
 
 
+def test_the_processors_come_in_the_official_order(custom: Qwen3TTS) -> None:
+    """Penalty and suppression before top-k, the temperature before top-p."""
+    logits = np.full((1, 3072), -9.0, np.float32)
+    logits[0, [5, 6, 2500]] = 3.0, 2.9, 9.0
+    row = _admissible(custom, mx.array(logits), [5], 3)
+    one = controls(Sampling(top_k=1), 3072)
+    assert np.isfinite(np.array(kept(mx.array(row[None]), one, False))[0]).nonzero()[0].tolist() == [6]
+    three = mx.log(mx.array([[0.6, 0.3, 0.1]]))
+    for temperature, left in ((1.0, 2), (0.5, 1)):
+        control = controls(Sampling(temperature=temperature, top_k=0, top_p=0.7), 3)
+        assert np.isfinite(np.array(kept(three, control, True))).sum() == left
+
+
+def test_three_equal_position_axes_are_one_plain_rotation() -> None:
+    """Sections of 24, 20 and 20 frequencies, interleaved, each turned by its own axis."""
+    frequencies = 1e6 ** -(np.arange(0, 128, 2) / 128)
+    angles = np.stack([np.arange(40)[:, None] * frequencies] * 3)
+    mixed = angles[0].copy()
+    for axis in (1, 2):
+        mixed[:, axis : 3 * 20 : 3] = angles[axis][:, axis : 3 * 20 : 3]
+    cos, sin = rotary(mx.arange(40), 128, 1e6)
+    np.testing.assert_allclose(np.array(cos)[:, 0, 0], np.cos(mixed), atol=1e-5)
+    np.testing.assert_allclose(np.array(sin)[:, 0, 1], np.sin(mixed), atol=1e-5)
+
+
+def test_nothing_is_padded_so_fp16_gives_numbers(checkpoint: Checkpoint) -> None:
+    model = load(checkpoint("custom06"), dtype="fp16")
+    prompts = [
+        build(model, text, voice="ryan", language=None, instructions=None) for text in ("Hi.", TEXT * 3)
+    ]
+    started = [model.talker.start(prompt.prefill, model.sampling, 1) for prompt in prompts]
+    rows = [mx.zeros((1, 1, 32), mx.float16)] * 2
+    stepped = model.talker.steps([state for state, _, _ in started], rows, rows)
+    for _, _, hidden in (*started, *stepped):
+        assert hidden.dtype == mx.float16
+        assert np.isfinite(np.array(hidden)).all()
+
+
+def test_the_codec_computes_in_float32_by_the_official_formulas(
+    checkpoint: Checkpoint, golden: Golden
+) -> None:
+    """SnakeBeta, ConvNeXt and what is cut off transposed convolutions; the talker's dtype does not matter."""
+    stored, codec = golden("custom06", "codec"), load(checkpoint("custom06"), dtype="bf16").codec
+    assert {part.dtype for part in (*codec.start().tails, *codec.start().cache)} == {mx.float32}
+    pcm = codec.decode(mx.array(stored["codes"][:4].astype(np.int32))[None])
+    np.testing.assert_allclose(np.array(pcm)[0], stored["pcm_0_4"], atol=1e-4)
+
+
 def test_presets_and_designs_have_the_full_text_layout_and_clones_the_streaming_one(
     custom: Qwen3TTS, base: Qwen3TTS
 ) -> None:
@@ -165,7 +215,14 @@ def test_the_hann_window_is_periodic(base: Qwen3TTS, golden: Golden) -> None:
     assert np.abs(mel - stored["one.mel"]).max() < 1e-4
 
 
-def test_the_encoder_has_the_exact_gelu_and_sees_all_before(base: Qwen3TTS, golden: Golden) -> None:
+def test_the_gelu_is_exact() -> None:
+    """The tanh approximation is off by 4.7e-4."""
+    x = np.linspace(-6, 6, 10_001, dtype=np.float32)
+    exact = [value / 2 * (1 + math.erf(value / math.sqrt(2))) for value in x.tolist()]
+    np.testing.assert_allclose(np.array(gelu(mx.array(x))), exact, atol=2e-6)
+
+
+def test_the_encoder_sees_all_before(base: Qwen3TTS, golden: Golden) -> None:
     encoder, stored = _encoders(base)[1], golden("base", "encoders")
     codes = np.array(encoder(mx.array(stored["clip"].astype(np.float32) / 32768)))
     assert codes.tolist() == stored["twelve.codes"].tolist() != stored["twelve.windowed_codes"].tolist()
