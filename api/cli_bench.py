@@ -40,9 +40,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     speech.add_argument(
         "--against", choices=("mlx-audio",), help="run its own streaming loop in alternation with ours"
     )
-    speech.add_argument("--runs", type=_positive, default=5, help="measured runs of each side (default: 5)")
+    speech.add_argument("--runs", type=positive, default=5, help="measured runs of each side (default: 5)")
     speech.add_argument(
-        "--frames", type=_positive, default=64, help="codec frames of a run, 80 ms each (default: 64)"
+        "--frames", type=positive, default=64, help="codec frames of a run, 80 ms each (default: 64)"
     )
     speech.add_argument("--text", default=TEXT, help="what is spoken (default: one sentence of 33 words)")
     speech.add_argument("--voice", help="default: the model's first")
@@ -66,6 +66,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     speech.set_defaults(run=run, module="compare")
     _add_chat(kinds, common)
+    from . import cli_bench_cohost
+
+    cli_bench_cohost.add(kinds, common)
 
 
 def _add_chat(kinds: Any, common: argparse.ArgumentParser) -> None:
@@ -77,10 +80,10 @@ def _add_chat(kinds: Any, common: argparse.ArgumentParser) -> None:
     )
     chat.add_argument("--model", required=True, help="a folder in mlx-lm's form or a hub id")
     chat.add_argument("--against", choices=("mlx-lm",), help="run its own loop in alternation with ours")
-    chat.add_argument("--runs", type=_positive, default=5, help="measured runs of each side (default: 5)")
-    chat.add_argument("--tokens", type=_positive, default=128, help="decoded in a run (default: 128)")
+    chat.add_argument("--runs", type=positive, default=5, help="measured runs of each side (default: 5)")
+    chat.add_argument("--tokens", type=positive, default=128, help="decoded in a run (default: 128)")
     chat.add_argument(
-        "--prompt-tokens", type=_positive, default=2000, help="for first tokens (default: 2000)"
+        "--prompt-tokens", type=positive, default=2000, help="for first tokens (default: 2000)"
     )
     chat.add_argument(
         "--json", action="store_true", help="print JSON on standard output, the table on stderr"
@@ -88,7 +91,8 @@ def _add_chat(kinds: Any, common: argparse.ArgumentParser) -> None:
     chat.set_defaults(run=run, module="chat")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument's type."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("1 or more is allowed")

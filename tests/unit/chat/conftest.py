@@ -197,11 +197,16 @@ def uncompiled() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> ChatModel:
+def smollm2_folder() -> Path:
     """SmolLM2-135M-Instruct in fp32, which a CPU computes fastest."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "vivavoce" / "tests" / "smollm2-fp32"
     if not (folder / "tokenizer_config.json").exists():
         tool = ROOT / "tools" / "smollm2" / "make.py"
         subprocess.run([sys.executable, str(tool), str(folder), "--dequantize", "fp32"], check=True)
-    return load_model(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_folder: Path) -> ChatModel:
+    return load_model(str(smollm2_folder))

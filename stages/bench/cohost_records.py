@@ -1,0 +1,179 @@
+"""What `vivavoce bench cohost` measures, and what comes out."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+Work = Literal["nothing", "decoding", "prefilling"]
+"""What chat does meanwhile."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One reply as its client had it; times by `time.monotonic`."""
+
+    asked: float
+    arrivals: tuple[tuple[float, float], ...]
+    """When each chunk came, and how many seconds of audio it is."""
+
+    @property
+    def ttfa_s(self) -> float:
+        return self.arrivals[0][0] - self.asked
+
+    @property
+    def rtf(self) -> float:
+        return (self.arrivals[-1][0] - self.asked) / sum(seconds for _, seconds in self.arrivals)
+
+    def gaps(self) -> list[tuple[float, float]]:
+        """From when until when a player had nothing to play that started with the first chunk."""
+        found: list[tuple[float, float]] = []
+        empty = self.arrivals[0][0]
+        for came, seconds in self.arrivals:
+            if came > empty:
+                found.append((empty, came))
+            empty = max(empty, came) + seconds
+        return found
+
+
+class Talk(msgspec.Struct, frozen=True):
+    """What chat's clients had in a span of time."""
+
+    begun: float
+    ended: float
+    times: tuple[float, ...]
+    """When each token came; for prompts when each was read."""
+    tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / (self.ended - self.begun)
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max(later - sooner for sooner, later in pairwise((self.begun, *self.times, self.ended)))
+
+
+class Speech(msgspec.Struct, frozen=True, kw_only=True):
+    replies: int
+    ttfa_ms_p50: float
+    ttfa_ms_p90: float
+    rtf: float
+    """Median of wall seconds ÷ audio seconds, of whole replies."""
+    underruns: int
+    underrun_s: float
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """Speech and chat at the same time."""
+
+    speech: Speech
+    chat_alone: float
+    """Tokens a second; tokens of prompts while it is prefilling."""
+    chat: float
+    longest_gap_ms: float
+    sharing_efficiency: float | None
+    """None where speech alone needs all of the device."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str
+    idle: Speech
+    decoding: Beside
+    prefilling: Beside | None
+    memory_bytes: dict[str, int]
+    """Resident, by process."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    hardware: str
+    layout: str
+    speech: str
+    chat: str
+    rounds: int
+    measures: dict[str, str]
+    policies: list[Policy]
+
+
+MEASURES = {
+    "method": "six replies one after the other, idle and while chat works without a pause; policies by turns, each "
+    "loaded anew, the order reversed from round to round; in-process clients, no HTTP",
+    "ttfa_ms": "request sent to first audio received; percentiles over replies",
+    "underruns": "how often, and for how long, a player that starts with the first chunk had nothing to play",
+    "chat": "tokens received a second while speech was spoken to; chat_alone: the same with no speech",
+    "longest_gap_ms": "longest time without a token (decoding), or until a whole prompt was read (prefilling)",
+    "sharing_efficiency": "chat ÷ (chat_alone × (1 − rtf of speech on the idle device))",
+    "memory_bytes": "resident set of each process at the end",
+}
+"""What each figure means: part of the JSON."""
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank, of at least one value."""
+    ordered = sorted(values)
+    return ordered[max(-(-len(ordered) * round(share * 100) // 100) - 1, 0)]
+
+
+def sum_up(replies: Sequence[Reply]) -> Speech:
+    gaps = [ended - begun for reply in replies for begun, ended in reply.gaps()]
+    ttfa = [reply.ttfa_s * 1000 for reply in replies]
+    return Speech(
+        replies=len(replies),
+        ttfa_ms_p50=percentile(ttfa, 0.5),
+        ttfa_ms_p90=percentile(ttfa, 0.9),
+        rtf=median(reply.rtf for reply in replies),
+        underruns=len(gaps),
+        underrun_s=sum(gaps),
+    )
+
+
+def beside(replies: Sequence[Reply], alone: Sequence[Talk], both: Sequence[Talk], solo_rtf: float) -> Beside:
+    chat_alone, chat = _rate(alone), _rate(both)
+    return Beside(
+        speech=sum_up(replies),
+        chat_alone=chat_alone,
+        chat=chat,
+        longest_gap_ms=max(talk.longest_gap_s for talk in both) * 1000,
+        sharing_efficiency=chat / (chat_alone * (1 - solo_rtf)) if solo_rtf < 1 else None,
+    )
+
+
+def _rate(talks: Sequence[Talk]) -> float:
+    return sum(talk.tokens for talk in talks) / sum(talk.ended - talk.begun for talk in talks)
+
+
+def table(result: Result) -> str:
+    """The result for people."""
+    head = ["", "policy", "TTFA p50", "p90, ms", "RTF", "underruns", "s", "chat tok/s", "gap, ms", "sharing"]
+    rows = [head]
+    for policy in result.policies:
+        rows.append(
+            ["idle", policy.policy, *_speech(policy.idle), f"{policy.decoding.chat_alone:.1f}", "", ""]
+        )
+        for name, both in (("decoding", policy.decoding), ("prefilling", policy.prefilling)):
+            if both is not None:
+                shared = "-" if both.sharing_efficiency is None else f"{both.sharing_efficiency:.2f}"
+                chat = [f"{both.chat:.1f}", f"{both.longest_gap_ms:.0f}", shared]
+                rows.append([name, policy.policy, *_speech(both.speech), *chat])
+    rows[1:] = sorted(rows[1:], key=lambda row: ("idle", "decoding", "prefilling").index(row[0]))
+    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    memory = [
+        f"memory, {policy.policy}: "
+        + ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in policy.memory_bytes.items())
+        for policy in result.policies
+    ]
+    what = f"layout {result.layout}; speech: {result.speech}; chat: {result.chat}; {result.rounds} rounds"
+    return "\n".join([what, result.hardware, "", *lines, "", *memory])
+
+
+def _speech(speech: Speech) -> list[str]:
+    return [
+        f"{speech.ttfa_ms_p50:.0f}",
+        f"{speech.ttfa_ms_p90:.0f}",
+        f"{speech.rtf:.2f}",
+        f"{speech.underruns}",
+        f"{speech.underrun_s:.2f}",
+    ]

@@ -1,0 +1,109 @@
+"""`vivavoce bench cohost`: what it computes, and a run with the embedded voice and SmolLM2. No time is asserted."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vivavoce.api import cli
+from vivavoce.bus.errors import VivavoceError
+from vivavoce.stages.bench import chat_weights, cohost
+from vivavoce.stages.bench.cohost_records import (
+    Policy,
+    Reply,
+    Result,
+    Talk,
+    beside,
+    percentile,
+    sum_up,
+    table,
+)
+from vivavoce.stages.bench.timeline import Picture, draw
+from vivavoce.stages.chat.model import load_model
+
+SMOOTH = Reply(10.0, ((10.1, 0.08), (10.15, 0.16), (10.3, 0.32)))
+STARVED = Reply(10.0, ((10.3, 0.08), (10.5, 0.16), (10.6, 0.16), (11.0, 0.08)))
+
+
+def test_a_player_that_starts_with_the_first_chunk() -> None:
+    assert SMOOTH.gaps() == []
+    # 80 ms from 10.30 on, silence until 10.50, then 320 ms until 10.82.
+    assert [round(ended - begun, 3) for begun, ended in STARVED.gaps()] == [0.12, 0.18]
+    summed = sum_up([SMOOTH, STARVED])
+    assert (summed.underruns, round(summed.underrun_s, 3)) == (2, 0.3)
+    assert (round(summed.ttfa_ms_p50), round(summed.ttfa_ms_p90)) == (100, 300)
+    assert SMOOTH.rtf == pytest.approx(0.3 / 0.56)
+
+
+def test_what_chat_kept() -> None:
+    alone = Talk(0.0, 2.0, (0.5, 1.0, 1.5, 2.0), 100)
+    both = Talk(5.0, 9.0, (5.5, 8.0), 90)
+    kept = beside([SMOOTH], [alone], [both], solo_rtf=0.5)
+    assert (kept.chat_alone, kept.chat) == (50.0, 22.5)
+    assert kept.longest_gap_ms == pytest.approx(2500)
+    assert kept.sharing_efficiency == pytest.approx(0.9)
+    assert beside([SMOOTH], [alone], [both], solo_rtf=1.2).sharing_efficiency is None
+
+
+def test_percentiles_are_measured_values() -> None:
+    values = [float(n) for n in range(1, 19)]
+    assert (percentile(values, 0.5), percentile(values, 0.9)) == (9.0, 17.0)
+    assert percentile([3.0], 0.9) == 3.0
+
+
+def test_nothing_is_reported_of_a_machine_that_swaps() -> None:
+    cohost.refuse_if_swapping(1 << 20)
+    with pytest.raises(VivavoceError, match="swapped 64 MiB"):
+        cohost.refuse_if_swapping(64 << 20)
+
+
+def test_the_table_has_a_row_a_policy_and_load() -> None:
+    talk = Talk(0.0, 1.0, (0.5,), 10)
+    both = beside([SMOOTH], [talk], [talk], 0.5)
+    policies = [
+        Policy(
+            policy=name, idle=sum_up([SMOOTH]), decoding=both, prefilling=None, memory_bytes={"main": 2**20}
+        )
+        for name in ("race", "deadline")
+    ]
+    result = Result(
+        hardware="a machine", layout="cohost", speech="s", chat="c", rounds=1, measures={}, policies=policies
+    )
+    lines = table(result).splitlines()
+    assert [line.split()[:2] for line in lines[4:8]] == [
+        ["idle", "race"],
+        ["idle", "deadline"],
+        ["decoding", "race"],
+        ["decoding", "deadline"],
+    ]
+    assert lines[7].split()[-1] == "2.00"
+
+
+def test_the_picture_joins_what_touches_and_cuts_what_lies_outside() -> None:
+    uses = {"speech": [(0.0, 1.0), (1.0, 2.0), (3.0, 9.0)], "chat": [(8.0, 9.0)]}
+    svg = draw([Picture("deadline", 0.0, 4.0, uses)])
+    assert svg.count("#2b6cb0") == 2
+    assert svg.count("#dd8a1d") == 0
+    assert svg.count("</text>") == 3 + 5
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "4bit"])
+def test_random_chat_weights_are_a_model_that_loads(dtype: str, tmp_path: Path) -> None:
+    chat_weights.write(tmp_path / "chat", 1, 128, dtype)
+    model = load_model(str(tmp_path / "chat"))
+    assert model.vocab == chat_weights.VOCABULARY
+    assert model.decode(model.tokenizer.encode("Hello.", add_special_tokens=False)) == "Hello."
+    assert ("quantization" in model.config) == (dtype == "4bit")
+
+
+def test_a_run(smollm2_folder: Path, tmp_path: Path) -> None:
+    result, picture = tmp_path / "result.json", tmp_path / "picture.svg"
+    words = ["bench", "cohost", "--chat-model", str(smollm2_folder), "--layout", "together", "--frames", "3"]
+    words += ["--policy", "deadline", "--rounds", "1", "--alone", "0.2", "--prefill", "--prompt-tokens", "24"]
+    assert cli.main([*words, "--json", str(result), "--plot", str(picture)]) == 0
+    (policy,) = msgspec.json.decode(result.read_bytes(), type=Result).policies
+    assert policy.idle.replies == policy.decoding.speech.replies == 6
+    assert policy.decoding.chat > 0
+    assert policy.prefilling is not None
+    assert policy.memory_bytes["main"] > 100 << 20
+    assert picture.read_text().count("#dd8a1d") > 0
