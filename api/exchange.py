@@ -27,6 +27,9 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 KEY = "vivavoce.exchange"
 _NAME = re.compile(rb"[\x21-\x7e]{1,128}")
 
+LINGER_S = 2.0
+"""For a client that is refused to stop sending."""
+
 request_name: ContextVar[str | None] = ContextVar("request_name", default=None)
 """The request id that log lines carry."""
 
@@ -126,16 +129,28 @@ class Guard:
         exchange = Exchange(scope["headers"])
         request_name.set(exchange.name)
 
+        read = anyio.Event()
+
         async def watched() -> dict[str, Any]:
             message = await receive()
+            if not message.get("more_body"):
+                read.set()
             if message["type"] in ("http.disconnect", "websocket.disconnect"):
                 exchange.gone = True
                 exchange.close("The client has left.")
             return message
 
+        async def sent(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                # All of the answer is out. To close with something unread would reset the connection, and the client
+                # might never see it.
+                with anyio.move_on_after(LINGER_S):
+                    await read.wait()
+            await send(message)
+
         self._exchanges.add(exchange)
         try:
-            await self._app({**scope, KEY: exchange}, watched, send)
+            await self._app({**scope, KEY: exchange}, watched, sent)
         except* self._broken as errors:  # Quart may raise it alone or in a group
             # Returning with the body open makes Hypercorn drop the connection: no terminating chunk.
             log.info("%s was broken off: %s", scope["path"], errors.exceptions[0])

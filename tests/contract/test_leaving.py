@@ -137,12 +137,16 @@ async def test_clients_see_that_it_failed(http: httpx.AsyncClient) -> None:
 @pytest.mark.usefixtures("failing")
 async def test_events_tell_of_the_failure(http: httpx.AsyncClient, server: Any) -> None:
     body = {"input": "Hello there.", "voice": "ryan", "stream_format": "sse", "response_format": "pcm"}
+    counted = 'vivavoce_requests_total{ending="error",route="speech"} '
+    before = (await http.get("/metrics")).text.partition(counted)[2].partition("\n")[0]
     reply = await http.post("/v1/audio/speech", json=body)
     sent = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
     assert [event["type"] for event in sent] == ["speech.audio.delta"] * 2 + ["speech.audio.error"]
     assert sent[-1]["error"]["type"] == "server_error"
     assert "broke" in sent[-1]["error"]["message"]
     await freed(server, http)
+    after = (await http.get("/metrics")).text.partition(counted)[2].partition("\n")[0]
+    assert float(after) == float(before or 0) + 1
 
 
 @pytest.mark.usefixtures("failing")

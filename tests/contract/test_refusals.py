@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import httpx
 import openai
+import psutil
 import pytest
 
 SPEECH = "/v1/audio/speech"
@@ -162,13 +164,39 @@ async def test_huge_bodies_are_not_read(connect: Callable[[], Any]) -> None:
         await connection.send(head + b"Transfer-Encoding: chunked\r\n\r\n")
         piece = b"100000\r\n" + bytes(0x100000) + b"\r\n"
         with anyio.fail_after(10):
-            try:
-                for _ in range(20):
-                    await connection.send(piece)
-            except anyio.BrokenResourceError:
-                pass
-            else:
-                assert (await connection.reply()).status == 413
+            for _ in range(17):
+                await connection.send(piece)
+            assert (await connection.reply()).status == 413
+
+
+@pytest.mark.parametrize("length", ["chunked", "false"])
+async def test_a_huge_upload_is_cut_off_where_it_becomes_too_large(
+    connect: Callable[[], Any], server: Any, length: str
+) -> None:
+    """O18: 300 MB with a length in pieces, and with one that says less than comes."""
+    kinds = {"chunked": b"Transfer-Encoding: chunked", "false": b"Content-Length: 1000"}
+    part = b'--x\r\nContent-Disposition: form-data; name="audio_sample"; filename="a.wav"\r\n\r\n'
+    memory = psutil.Process().memory_info().rss
+    sent, replies = 0, list[Any]()
+    async with connect() as connection, anyio.create_task_group() as tasks:
+
+        async def reply() -> None:
+            replies.append(await connection.reply())
+
+        await connection.send(
+            b"POST /v1/audio/voices HTTP/1.1\r\nHost: t\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+            + kinds[length]
+            + b"\r\n\r\n"
+        )
+        tasks.start_soon(reply)
+        with anyio.fail_after(15), suppress(anyio.BrokenResourceError):
+            while not replies and sent < 300:
+                piece = (part if not sent else b"").ljust(1 << 20, b"\0")
+                await connection.send(b"100000\r\n%b\r\n" % piece if length == "chunked" else piece)
+                sent += 1
+    assert 400 <= replies[0].status < 500
+    assert sent < 2 * server.running.layout.api.max_body_bytes >> 20
+    assert psutil.Process().memory_info().rss - memory < 50 << 20
 
 
 async def test_long_text_is_refused_before_compute(http: httpx.AsyncClient, server: Any) -> None:
@@ -179,11 +207,17 @@ async def test_long_text_is_refused_before_compute(http: httpx.AsyncClient, serv
     assert server.running.processes()[0].device_steps == before
 
 
-async def test_half_a_header_holds_up_nobody(connect: Callable[[], Any], http: httpx.AsyncClient) -> None:
-    async with connect() as connection:
+async def test_half_a_header_holds_up_nobody_and_is_not_waited_for(
+    connect: Callable[..., Any], serve_with: Callable[..., Any]
+) -> None:
+    """O18."""
+    async with serve_with(idle_timeout_s=1) as server, connect(server.port) as connection:
         await connection.send(b"POST /v1/audio/speech HT")
         with anyio.fail_after(5):
-            assert (await http.get("/health")).status_code == 200
+            async with httpx.AsyncClient(base_url=server.url) as http:
+                assert (await http.get("/health")).status_code == 200
+            with pytest.raises(anyio.EndOfStream):
+                await connection.stream.receive()
 
 
 async def test_sdk_raises_its_own_errors(sdk: openai.AsyncOpenAI) -> None:

@@ -3,14 +3,18 @@
 import base64
 import io
 import json
+import os
+import tempfile
 import wave
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import av
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 
 from vivavoce.bus.messages import FAMILIES
@@ -142,6 +146,56 @@ async def test_tiny_texts_end_or_say_that_they_were_cut(http: httpx.AsyncClient)
         body = {**TEXT, "input": text, "response_format": "pcm", "stream": False}
         reply = await http.post(SPEECH, json=body)
         assert len(reply.content) / 48_000 < 4 or reply.headers["x-finish-reason"] == "length"
+
+
+async def test_slow_speech_ends_by_itself_and_in_silence(http: httpx.AsyncClient, server: Any) -> None:
+    """O03 (b): other seeds, other lengths, far below the most that is made of such a text."""
+    asked = {
+        **{"model": "gpt-4o-mini-tts", "voice": "ryan", "response_format": "pcm", "stream": False},
+        **{"instructions": "Very slow, sad and low.", "max_tokens": 4096},
+    }
+    speech = server.running.layout.speech
+    lengths: set[int] = set()
+    for seed in range(3):
+        body = {**asked, "input": "Please listen until the last word.", "seed": seed}
+        reply = await http.post(SPEECH, json=body)
+        assert reply.headers["x-finish-reason"] == "stop"
+        frames, tokens = int(reply.headers["x-frames"]), int(reply.headers["x-input-tokens"])
+        assert 2 * frames < speech.frames_floor + speech.frames_per_token * tokens
+        sound = np.frombuffer(reply.content, "<i2").astype(float)
+        assert np.abs(sound[-7200:]).max() < np.abs(sound).max() / 4
+        lengths.add(frames)
+    assert len(lengths) > 1
+
+
+async def test_requests_of_every_kind_leave_nothing_behind(
+    http: httpx.AsyncClient, connect: Callable[[], Any]
+) -> None:
+    """O16: no open files, none in the temporary folder."""
+    short = {**TEXT, "max_new_tokens": 3}
+
+    async def round_of_all() -> tuple[int, int]:
+        for fields in (
+            *({"response_format": name} for name in LABELS),
+            *({"stream": False}, {"stream_format": "sse", "timeline": True}, {"speed": 2}, {"input": " "}),
+        ):
+            await http.post(SPEECH, json={**short, **fields})
+        await http.post(SPEECH, data={key: str(value) for key, value in short.items()}, files={"x": b"x"})
+        async with connect() as connection:
+            await connection.speak(input="A longer text, of which only the beginning is read.")
+            await connection.head()
+        await idle(http)
+        process = psutil.Process()
+        return process.num_fds(), len(os.listdir(tempfile.gettempdir()))
+
+    first = await round_of_all()
+    assert await round_of_all() == first
+
+
+async def idle(http: httpx.AsyncClient) -> None:
+    with anyio.fail_after(10):
+        while (await http.get("/health")).json()["active_requests"]:
+            pass
 
 
 async def test_sdk_streams(sdk: openai.AsyncOpenAI) -> None:

@@ -131,6 +131,18 @@ async def test_what_cannot_be_served_is_a_400_that_names_the_field(
     assert (await refused(http, **fields))["param"] == param
 
 
+async def test_a_voice_without_description_is_refused_alike_in_every_form(http: httpx.AsyncClient) -> None:
+    """O14."""
+    errors: list[dict[str, Any]] = []
+    for name in ("wav", "pcm", "mp3"):
+        for form in ({"stream": False}, {"stream": True}, {"stream_format": "sse"}):
+            reply = await http.post(SPEECH, json=body(model="design", **form, response_format=name))
+            assert (reply.status_code, reply.headers["content-type"]) == (400, "application/json")
+            errors.append(reply.json())
+    assert errors == [errors[0]] * 9
+    assert errors[0]["error"]["param"] == "instructions"
+
+
 async def test_a_voice_is_stored_used_listed_and_forgotten(http: httpx.AsyncClient, house: Server) -> None:
     form = {"name": "Ada", "ref_text": CLONE["ref_text"], "consent": "mine", "description": "A test"}
     reply = await http.post(VOICES, data=form, files={"audio_sample": ("../x.wav", wav())})
