@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cli_bench, cli_chat, cli_keys, cli_layout, cli_models, cli_serve, cli_speak, cli_tap
+from . import cli_bench, cli_chat, cli_doctor, cli_keys, cli_layout, cli_models, cli_serve, cli_speak, cli_tap
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell reports it: 128 + SIGINT."""
@@ -22,7 +22,17 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for group in (cli_speak, cli_chat, cli_serve, cli_models, cli_layout, cli_tap, cli_keys, cli_bench):
+    for group in (
+        cli_speak,
+        cli_chat,
+        cli_serve,
+        cli_models,
+        cli_layout,
+        cli_tap,
+        cli_keys,
+        cli_bench,
+        cli_doctor,
+    ):
         group.add(commands, common)
     return top
 
