@@ -76,15 +76,17 @@ def _add_chat(kinds: Any, common: argparse.ArgumentParser) -> None:
         "chat",
         parents=[common],
         help="decoding, first token with and without the prompt cache, several clients",
-        description="Measure chat in-process, by turns with mlx-lm's own loop where asked.",
+        description="Measure chat, by turns with mlx-lm's own loop or server where asked.",
     )
     chat.add_argument("--model", required=True, help="a folder in mlx-lm's form or a hub id")
-    chat.add_argument("--against", choices=("mlx-lm",), help="run its own loop in alternation with ours")
+    chat.add_argument(
+        "--against",
+        choices=("mlx-lm", "mlx-lm-server"),
+        help="by turns with its own loop, in-process, or with its server, over HTTP",
+    )
     chat.add_argument("--runs", type=positive, default=5, help="measured runs of each side (default: 5)")
     chat.add_argument("--tokens", type=positive, default=128, help="decoded in a run (default: 128)")
-    chat.add_argument(
-        "--prompt-tokens", type=positive, default=2000, help="for first tokens (default: 2000)"
-    )
+    chat.add_argument("--prompt-tokens", type=positive, default=2000, help="for first tokens (default: 2000)")
     chat.add_argument(
         "--json", action="store_true", help="print JSON on standard output, the table on stderr"
     )
@@ -102,6 +104,8 @@ def positive(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     # By name, as the running layout does it: the API's packages do not import stages.
     module = "ways" if getattr(args, "path", None) else args.module
+    if args.module == "chat" and args.against == "mlx-lm-server":
+        module = "chat_http"
     compare = importlib.import_module(f"vivavoce.stages.bench.{module}")
     line = Line()
     try:

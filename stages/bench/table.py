@@ -48,7 +48,7 @@ def table(result: Result) -> str:
         result.hardware,
         "",
     ]
-    return "\n".join([*head, *_align(rows)])
+    return "\n".join([*head, *aligned(rows)])
 
 
 def _spreads(sides: list[Side], name: str) -> list[str]:
@@ -59,7 +59,7 @@ def _spread(spread: Spread) -> str:
     return f"{spread.median:.2f} ({spread.p95:.2f})"
 
 
-def _align(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         (

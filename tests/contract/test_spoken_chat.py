@@ -32,8 +32,8 @@ HELLO: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "audio": VOICE,
 }
-SHORT = {**HELLO, "model": "tiny", "audio": {**VOICE, "max_new_tokens": 6}}
-LONG = {**HELLO, "model": "tiny", "max_tokens": 2000}
+SHORT: dict[str, Any] = {**HELLO, "model": "tiny", "audio": {**VOICE, "max_new_tokens": 6}}
+LONG: dict[str, Any] = {**HELLO, "model": "tiny", "max_tokens": 2000}
 
 
 @pytest.fixture(scope="session")
