@@ -18,6 +18,8 @@ TRANSPORTS = {
     "tcp": "ZeroMQ tcp (another machine)",
 }
 
+SHARING = {"thread": "decided in the thread", "lease": "by lease from the process that runs the API"}
+
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("layout", parents=[common], help="list layouts, or explain one")
@@ -57,6 +59,8 @@ def _processes(layout: "Layout") -> list[tuple[str, ...]]:
         rows.append((process.name, "event loop", ", ".join(process.loop) or "(nothing)"))
         if process.device:
             rows.append(("", "device thread", ", ".join(process.device)))
+        if (how := layout.sharing(process.name)) is not None:
+            rows.append(("", "device turns", f"{layout.schedule.policy}, {SHARING[how]}"))
         if process.control is not None:
             rows.append(("", "elsewhere", process.control))
         if process.python:

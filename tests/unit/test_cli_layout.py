@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from vivavoce.api import cli, cli_checkpoint, cli_plan
+from vivavoce.api import cli, cli_checkpoint, cli_layout, cli_plan
 from vivavoce.api.cli_terminal import columns, size
 from vivavoce.bus.errors import StartError
 from vivavoce.bus.layout import load, parse
 from vivavoce.configs.models import find
+from vivavoce.stages.bench import chat_weights
 
 MINE = """
 name = "mine"
@@ -65,6 +66,17 @@ def test_explain_says_where_each_setting_came_from(
     assert ["api.api_key", "(set)", str(file)] in lines
     assert ["keys", "null", "default"] in lines
     assert next(line for line in lines if line[:3] == ["prompt", "→", "talker"])[-2:] == ["77", "messages"]
+
+
+@pytest.mark.parametrize(("name", "how"), [("together", "thread"), ("cohost", "lease")])
+def test_explain_says_how_chat_and_speech_share_a_device(
+    name: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat_weights.write(tmp_path / "chat", 1, 128, "bf16")
+    lines = explain(capsys, name, "--chat-model", str(tmp_path / "chat"))
+    turns = [line[2:] for line in lines if line[:2] == ["device", "turns"]]
+    assert turns == [["deadline,", *cli_layout.SHARING[how].split()]] * (1 if how == "thread" else 2)
+    assert ["schedule.slack_s", "0.12", "default"] in lines
 
 
 def test_explain_refuses_a_model_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:

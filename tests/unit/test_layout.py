@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from vivavoce.bus import layout
@@ -29,6 +30,37 @@ def test_links_and_transports_follow_from_the_placement() -> None:
     assert transports["api", "prompt"] == "inproc"
     assert transports["talker", "code_predictor"] == "memory"
     assert transports["encoder", "api"] == "memory"
+
+
+TWO = """
+name = "two"
+[[process]]
+name = "main"
+loop = ["api", "encoder"]
+device = ["prompt", "talker", "code_predictor", "codec_decoder"]
+[[process]]
+name = "chat"
+device = ["chat"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "lessees", "sharing"),
+    [
+        (GOOD, {}, None),
+        (GOOD.replace("device = [", 'device = ["chat", '), {}, "thread"),
+        (TWO, {"main": ("speech",), "chat": ("chat",)}, "lease"),
+        (TWO + '[schedule]\npolicy = "race"', {}, None),
+        (TWO.replace('device = ["chat"]', 'device = ["chat"]\ncontrol = "tcp://box:1"'), {}, None),
+    ],
+    ids=["speech alone", "one thread", "two processes", "each as it likes", "another machine"],
+)
+def test_a_device_is_leased_where_processes_share_one(
+    text: str, lessees: dict[str, tuple[str, ...]], sharing: str | None
+) -> None:
+    made = msgspec.toml.decode(text, type=layout.Layout)
+    assert made.lessees() == lessees
+    assert made.sharing("main") == sharing
 
 
 @pytest.mark.parametrize(
@@ -60,6 +92,10 @@ def test_links_and_transports_follow_from_the_placement() -> None:
         (GOOD + "[chat]\nrows = 0", ["chat.rows", "1 or more"]),
         (GOOD + "[chat]\nkv_bits = 3", ["$.chat.kv_bits"]),
         (GOOD + "[api]\nport = 70000", ["api.port", "65535"]),
+        (GOOD + '[schedule]\npolicy = "fair"', ["$.schedule.policy"]),
+        (GOOD + "[schedule]\nslice_s = 0.0", ["schedule.slice_s", "above 0"]),
+        (GOOD + '[schedule]\npolicy = "pace"\nlead_s = 0.5', ["schedule.lead_s", "0.64 s"]),
+        (GOOD + "[chat]\nslice_tokens = 0", ["chat.slice_tokens", "1 or more"]),
         ("name = ", ["not valid TOML"]),
     ],
 )
