@@ -142,8 +142,8 @@ class Guard:
 
         async def sent(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
-                # All of the answer is out. To close with something unread would reset the connection, and the client
-                # might never see it.
+                # All of the answer is out. A connection that is closed with something unread is reset, and then its
+                # client might never see it.
                 with anyio.move_on_after(LINGER_S):
                     await read.wait()
             await send(message)
