@@ -109,6 +109,7 @@ def _numbers(layout: Layout) -> Iterator[str]:
         "api.max_concurrent": layout.api.max_concurrent,
         "speech.lookahead_frames": layout.speech.lookahead_frames,
         "speech.max_chunk_frames": layout.speech.max_chunk_frames,
+        "speech.rows": layout.speech.rows,
         "speech.repeat_limit_frames": layout.speech.repeat_limit_frames,
         "speech.frames_floor": layout.speech.frames_floor,
         "chat.rows": layout.chat.rows,

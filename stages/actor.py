@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -18,6 +18,8 @@ from ..bus.turns import SpeechParty
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+T = TypeVar("T")
+V = TypeVar("V")
 
 OFF_DEVICE = Text | Rows | Credit | Close | Feedback
 """Taken without the device: arrays that come of them are computed with the next frame, which waits for its turn."""
@@ -67,16 +69,24 @@ class Actor(Generic[R]):
     def open_requests(self) -> tuple[str, ...]:
         return tuple(self.requests)
 
+    async def caught_up(self, outbox: Outbox) -> None:
+        """No message waits: do together what several requests are ready for."""
+
     async def run(self, inbox: Inbox, outbox: Outbox) -> None:
         async for message in inbox:
-            gone = isinstance(message, Ending) and message.reason in ("cancelled", "error")
-            if gone or isinstance(message, OFF_DEVICE):
+            await self._serve(message, outbox)
+            if not inbox.statistics().current_buffer_used:
+                await self.caught_up(outbox)
+
+    async def _serve(self, message: Message, outbox: Outbox) -> None:
+        gone = isinstance(message, Ending) and message.reason in ("cancelled", "error")
+        if gone or isinstance(message, OFF_DEVICE):
+            await self._attempt(message.request, self._take(message, outbox), outbox)
+        else:
+            async with self._party:
                 await self._attempt(message.request, self._take(message, outbox), outbox)
-            else:
-                async with self._party:
-                    await self._attempt(message.request, self._take(message, outbox), outbox)
-            if isinstance(message, Ending) and self.name == self._party.last:
-                self._party.still(message.request)
+        if isinstance(message, Ending) and self.name == self._party.last:
+            self._party.still(message.request)
 
     async def _attempt(self, request: str, work: Awaitable[None], outbox: Outbox) -> None:
         """A turn of work for a request."""
@@ -87,8 +97,32 @@ class Actor(Generic[R]):
                 if (clock := self._clocks.get(request)) is not None:
                     clock.busy_s += time.perf_counter() - self._turn
         except Exception as error:  # the request's boundary: one request fails, the stage goes on
-            self.requests.pop(request, None)
-            await self._pass_on(_failed(request, error), outbox)
+            await self._fail(request, error, outbox)
+
+    async def _fail(self, request: str, error: Exception, outbox: Outbox) -> None:
+        self.requests.pop(request, None)
+        await self._pass_on(_failed(request, error), outbox)
+
+    async def _together(
+        self, batch: list[T], names: list[str], compute: Callable[[list[T]], list[V]], outbox: Outbox
+    ) -> list[tuple[T, V]]:
+        """What `compute` makes of several requests at once; of each alone if that fails, so that it fails alone."""
+        began = time.perf_counter()
+        try:
+            with self._progress:
+                made = compute(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                await self._fail(names[0], error, outbox)
+                return []
+            alone = [
+                await self._together([r], [n], compute, outbox) for r, n in zip(batch, names, strict=True)
+            ]
+            return [pair for pairs in alone for pair in pairs]
+        for name in names:
+            if (clock := self._clocks.get(name)) is not None:
+                clock.busy_s += (time.perf_counter() - began) / len(names)
+        return list(zip(batch, made, strict=True))
 
     async def _take(self, message: Message, outbox: Outbox) -> None:
         if isinstance(message, Speak):

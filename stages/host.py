@@ -136,6 +136,7 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
 def _speech(
     station: Station, progress: Progress, notify: Callable[[Notice], None], party: SpeechParty
 ) -> Loaded:
+    from .speech.batches import widest
     from .speech.code_predictor import CodePredictorStage
     from .speech.codec_decoder import CodecDecoderStage
     from .speech.prompt import PromptStage
@@ -167,10 +168,11 @@ def _speech(
             )
         )
     files = VoiceStore(layout.api.voices_folder).files
+    rows = widest(layout.speech)
     makers: dict[str, Callable[[], Stage]] = {
         "prompt": lambda: PromptStage(models, progress, layout.speech, party, files),
-        "talker": lambda: TalkerStage(models, layout.speech, progress, party, files),
-        "code_predictor": lambda: CodePredictorStage(models, progress, party),
+        "talker": lambda: TalkerStage(models, layout.speech, progress, party, files, rows),
+        "code_predictor": lambda: CodePredictorStage(models, progress, party, rows),
         "codec_decoder": lambda: CodecDecoderStage(models, layout.speech, progress, party, files),
     }
     return tuple(infos), {name: makers[name]() for name in station.stages if name in makers}

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ...bus.channel import Outbox
-from ...bus.messages import Codes, Feedback, Hidden, Hold, Message, Seam, Speak
+from ...bus.messages import Codes, Ending, Feedback, Hidden, Hold, Message, Seam, Speak
 from ...bus.turns import SpeechParty
 from ..actor import Actor
 from ..arrays import array
+from .batches import batches
 from .qwen3.model import Qwen3TTS
 from .qwen3.sampling import request_key
 
@@ -29,27 +30,53 @@ class CodePredictorStage(Actor[_Request]):
         models: Mapping[str, Qwen3TTS],
         progress: AbstractContextManager[None],
         party: SpeechParty | None = None,
+        rows: int = 1,
     ) -> None:
+        """:param rows: requests computed together, at most."""
         super().__init__(progress, party)
         self._models = models
+        self._rows = rows
+        self._waiting: list[tuple[_Request, Hidden]] = []
 
     def open(self, speak: Speak) -> _Request:
         return _Request(self._models[speak.model], request_key(speak.seed))
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
-        if isinstance(message, Hold | Seam):
+        if isinstance(message, Hidden):
+            self._waiting.append((state, message))
+        else:
+            assert isinstance(message, Hold | Seam)
+            await self.caught_up(outbox)  # what it stands behind
             await outbox.send(message)
-            return
-        assert isinstance(message, Hidden)
-        model = state.model
-        codes, embedding = model.predictor.frame(
-            array(message.hidden),
-            array(message.code0),
-            model.sub_sampling,
-            state.key,
-            mx.array([message.frame], mx.int32),
-        )
-        mx.async_eval(codes, embedding)
+
+    async def end(self, state: _Request, ending: Ending, outbox: Outbox) -> None:
+        await self.caught_up(outbox)
+
+    async def caught_up(self, outbox: Outbox) -> None:
+        """The frames that wait, those of one model together; first frames ahead of the others."""
+        waiting, self._waiting = self._waiting, []
+        for batch in batches(waiting, lambda each: (each[1].frame > 0, id(each[0].model)), self._rows):
+            async with self._party:
+                await self._predict(batch, outbox)
+
+    async def _predict(self, batch: list[tuple[_Request, Hidden]], outbox: Outbox) -> None:
+        names = [message.request for _, message in batch]
+        made = await self._together(batch, names, _frames, outbox)
         # The decoder first: frame 0 is audio before the talker begins frame 1.
-        await outbox.send(Codes(request=message.request, frame=message.frame, codes=codes))
-        await outbox.send(Feedback(request=message.request, frame=message.frame, embedding=embedding))
+        for (_, message), (codes, _) in made:
+            await outbox.send(Codes(request=message.request, frame=message.frame, codes=codes))
+        for (_, message), (_, embedding) in made:
+            await outbox.send(Feedback(request=message.request, frame=message.frame, embedding=embedding))
+
+
+def _frames(batch: list[tuple[_Request, Hidden]]) -> list[tuple[mx.array, mx.array]]:
+    model = batch[0][0].model
+    made = model.predictor.frames(
+        [array(message.hidden) for _, message in batch],
+        [array(message.code0) for _, message in batch],
+        model.sub_sampling,
+        [state.key for state, _ in batch],
+        [mx.array([message.frame], mx.int32) for _, message in batch],
+    )
+    mx.async_eval(made)
+    return made

@@ -35,6 +35,7 @@ from ...bus.turns import SpeechParty
 from ...configs.voice_files import VoiceFiles
 from ..actor import Actor
 from ..arrays import array
+from .batches import batches
 from .chunks import sizes
 from .kept import Kept
 from .qwen3.model import Qwen3TTS
@@ -63,6 +64,7 @@ class _Request:
     """Frames of the parts that are spoken."""
     text_tokens: int = 0
     """Of those parts."""
+    sampling: Sampling = field(kw_only=True)
     playout: Playout = field(kw_only=True)
     prompted: StageTime | None = None
     """What the stage `prompt` has spent."""
@@ -78,6 +80,8 @@ class _Run:
     text_tokens: int
     final: bool
     """Whether `trailing` is the whole text."""
+    pause: float
+    """Seconds of silence before the next part."""
     limit: int = 0
     """Most frames that the request may have."""
     frame: int = 0
@@ -86,6 +90,8 @@ class _Run:
     """Whether the newest frame has been seen not to be the end."""
     parked: mx.array | None = None
     """The next frame's input, while there is no credit or no text to start it."""
+    text: mx.array | None = None
+    """And its row of text."""
 
 
 class TalkerStage(Actor[_Request]):
@@ -98,7 +104,9 @@ class TalkerStage(Actor[_Request]):
         progress: AbstractContextManager[None],
         party: SpeechParty | None = None,
         files: VoiceFiles | None = None,
+        rows: int = 1,
     ) -> None:
+        """:param rows: requests computed together, at most."""
         super().__init__(progress, party)
         self._models = models
         self._settings = settings
@@ -110,11 +118,17 @@ class TalkerStage(Actor[_Request]):
             whole=lambda groups: Prefix(groups[0], cast(int, groups[1][0].item())),
         )
         self._prefixes.load(models)
+        self._rows = rows
+        self._ready: dict[str, _Request] = {}
+        """Those whose next frame may be begun."""
 
     def open(self, speak: Speak) -> _Request:
         recent: deque[int] = deque(maxlen=self._settings.repeat_limit_frames)
         playout = Playout(sizes(self._settings, speak))
-        return _Request(speak, self._models[speak.model], speak.lookahead, recent, playout=playout)
+        model = self._models[speak.model]
+        return _Request(
+            speak, model, speak.lookahead, recent, sampling=_sampling(model, speak), playout=playout
+        )
 
     async def run(self, inbox: Inbox, outbox: Outbox) -> None:
         if self._party.alone:
@@ -128,12 +142,14 @@ class TalkerStage(Actor[_Request]):
     async def _take_turns(self, outbox: Outbox) -> None:
         """Begin frames that had to wait for the device."""
         while True:
-            name = await self._party.next_turn()
-            request = self.requests.get(name)
-            if request is not None and request.run is not None:
-                async with self._party:
+            name: str | None = await self._party.next_turn()
+            while name is not None:
+                request = self.requests.get(name)
+                if request is not None and request.run is not None:
                     frame = self._advance(request, request.run, outbox, granted=True)
                     await self._attempt(name, frame, outbox)
+                name = self._party.turn()
+            await self.caught_up(outbox)
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
         run = state.run
@@ -171,7 +187,13 @@ class TalkerStage(Actor[_Request]):
         seed = (request.speak.seed + part * SEED_STEP) % 2**64
         state, code0, hidden = self._start(request, message, seed)
         request.run = _Run(
-            state, code0, array(message.trailing), array(message.pad), message.text_tokens, message.final
+            state,
+            code0,
+            array(message.trailing),
+            array(message.pad),
+            message.text_tokens,
+            message.final,
+            message.pause,
         )
         request.run.limit = self._limit(request, message.text_tokens)
         request.parts_left -= 1
@@ -180,7 +202,7 @@ class TalkerStage(Actor[_Request]):
 
     def _start(self, request: _Request, message: Prompt, seed: int) -> tuple[TalkerState, mx.array, mx.array]:
         """Long prefixes go in a pass of their own, remembered or not, so that remembering changes no bit."""
-        talker, sampling = request.model.talker, _sampling(request.model, request.speak)
+        talker, sampling = request.model.talker, request.sampling
         prefill, static = array(message.prefill), message.static
         if static < PREFIX_ROWS:
             return talker.start(prefill, sampling, seed)
@@ -208,9 +230,25 @@ class TalkerStage(Actor[_Request]):
             text = run.pad
         if not granted and not self._party.ready(name, playout, request.done + run.frame + 1):
             return
-        embedding, run.parked = run.parked, None
-        run.state, code0, hidden = request.model.talker.step(run.state, embedding, text)
-        mx.async_eval(code0, hidden)
+        run.text = text
+        self._ready[name] = request
+
+    async def caught_up(self, outbox: Outbox) -> None:
+        """The frames that may be begun, those of one model together."""
+        if not self._ready:
+            return
+        async with self._party:
+            ready = [request for name, request in self._ready.items() if name in self.requests]
+            self._ready.clear()
+            for batch in batches(ready, _kind, self._rows):
+                names = [request.speak.request for request in batch]
+                for request, queued in await self._together(batch, names, _step, outbox):
+                    work = self._stepped(request, *queued, outbox)
+                    await self._attempt(request.speak.request, work, outbox)
+
+    async def _stepped(self, request: _Request, code0: mx.array, hidden: mx.array, outbox: Outbox) -> None:
+        """A frame is queued behind the newest, which can be read now."""
+        run = _run(request)
         if not run.going_on and (ending := self._ending(request, run)) is not None:
             await self._end_part(request, run, ending, outbox)
             return
@@ -231,7 +269,7 @@ class TalkerStage(Actor[_Request]):
             request.credit += 1  # the frame that was the end is never handed out
             request.run = None
             request.playout.seam(ending.frames)
-            await outbox.send(Seam(request=ending.request, frames=ending.frames))
+            await outbox.send(Seam(request=ending.request, frames=ending.frames, pause=run.pause))
             if request.waiting:
                 await self._begin(request, request.waiting.popleft(), outbox)
 
@@ -268,6 +306,32 @@ class TalkerStage(Actor[_Request]):
             text_tokens=request.text_tokens + run.text_tokens,
             stages={} if request.prompted is None else {"prompt": request.prompted},
         )
+
+
+def _kind(request: _Request) -> tuple[int, bool]:
+    """Equal for those that one step can serve."""
+    return id(request.model), request.sampling.nucleus
+
+
+def _run(request: _Request) -> _Run:
+    assert request.run is not None
+    return request.run
+
+
+def _step(batch: list[_Request]) -> list[tuple[mx.array, mx.array]]:
+    """Queue the next frame of each: code 0 [1, 1] and hidden state [1, 1, H]."""
+    runs = [_run(request) for request in batch]
+    made = batch[0].model.talker.steps(
+        [run.state for run in runs],
+        [cast(mx.array, run.parked) for run in runs],
+        [cast(mx.array, run.text) for run in runs],
+    )
+    for run, (state, _, _) in zip(runs, made, strict=True):
+        run.state, run.parked = state, None
+    queued = [(code0, hidden) for _, code0, hidden in made]
+    del made  # else the caches could not be written in place
+    mx.async_eval(queued)
+    return queued
 
 
 def _sampling(model: Qwen3TTS, speak: Speak) -> Sampling:

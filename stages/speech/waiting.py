@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import anyio
 import anyio.lowlevel
+from anyio.streams.memory import MemoryObjectStreamStatistics
 
 from ...bus.channel import Inbox
 from ...bus.messages import Close, Message, Speak
@@ -27,6 +28,9 @@ class Waiting:
                 if isinstance(message, Close):
                     self._closed.add(message.request)
         return request in self._closed
+
+    def statistics(self) -> MemoryObjectStreamStatistics:
+        return self._inbox.statistics()
 
     def __aiter__(self) -> "Waiting":
         return self

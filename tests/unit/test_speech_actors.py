@@ -8,9 +8,9 @@ from typing import Any
 
 import anyio
 import mlx.core as mx
-import msgspec
 import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from msgspec.structs import replace
 
 from vivavoce.bus.channel import Inbox, Outbox, Stage
 from vivavoce.bus.layout import Speech
@@ -27,6 +27,7 @@ from vivavoce.bus.messages import (
     Pcm,
     Prompt,
     Rows,
+    Seam,
     Speak,
     StageTime,
 )
@@ -48,14 +49,19 @@ class _Talker:
     def __init__(self, codes: list[int]) -> None:
         self.codes = codes
         self.begun = 0
+        self.together: list[int] = []
+        """Requests of each step."""
 
     def start(self, prompt: Any, sampling: Sampling, seed: int) -> tuple[int, mx.array, mx.array]:
         self.begun = 1
         return 1, mx.array([[self.codes[0]]]), ROW
 
-    def step(self, state: int, embedding: mx.array, text: mx.array) -> tuple[int, mx.array, mx.array]:
-        self.begun += 1
-        return state + 1, mx.array([[self.codes[state]]]), ROW
+    def steps(
+        self, states: list[int], embeddings: list[mx.array], texts: list[mx.array]
+    ) -> list[tuple[int, mx.array, mx.array]]:
+        self.begun += len(states)
+        self.together.append(len(states))
+        return [(state + 1, mx.array([[self.codes[state]]]), ROW) for state in states]
 
 
 class _Codec:
@@ -93,7 +99,7 @@ class _Bench:
 
     async def give(self, *messages: Message) -> None:
         for message in messages:
-            await self._inbox.send(message)
+            self._inbox.send_nowait(message)
         await anyio.wait_all_tasks_blocked()
 
     def got(self) -> list[Message]:
@@ -103,7 +109,7 @@ class _Bench:
             message = self._out.receive_nowait()
             if isinstance(message, Ending):
                 self.times = message.stages
-                message = msgspec.structs.replace(message, stages={})
+                message = replace(message, stages={})
             found.append(message)
         return found
 
@@ -138,7 +144,8 @@ async def test_frame_n_plus_1_is_queued_before_code_n_is_known_and_dropped_at_th
     async with _running(_talker(model), "talker") as bench:
         await bench.give(SPEAK, PROMPT)
         assert [type(m) for m in bench.got()] == [Speak, Hidden]
-        await bench.give(_feedback(0), _feedback(1))
+        await bench.give(_feedback(0))
+        await bench.give(_feedback(1))
         assert [m.frame for m in bench.got() if isinstance(m, Hidden)] == [1, 2]
         await bench.give(_feedback(2))
         assert model.talker.begun == 4  # frame 3 was begun before code 0 of frame 2 was read as the end
@@ -149,7 +156,7 @@ async def test_frame_n_plus_1_is_queued_before_code_n_is_known_and_dropped_at_th
     ("settings", "speak", "frames"),
     [
         ({"frames_floor": 2, "frames_per_token": 0.02}, SPEAK, 4),
-        ({}, msgspec.structs.replace(SPEAK, max_frames=3), 3),
+        ({}, replace(SPEAK, max_frames=3), 3),
         ({"repeat_limit_frames": 5}, SPEAK, 5),
     ],
     ids=["text budget", "asked for", "one code for ever"],
@@ -159,7 +166,9 @@ async def test_a_request_that_does_not_end_by_itself_says_length(
 ) -> None:
     model = _model([5] * 100)
     async with _running(_talker(model, **settings), "talker") as bench:
-        await bench.give(speak, PROMPT, *(_feedback(n) for n in range(20)))
+        await bench.give(speak, PROMPT)
+        for frame in range(20):
+            await bench.give(_feedback(frame))
         ending = bench.got()[-1]
         assert ending == Ending(request="r", reason="length", frames=frames, text_tokens=100)
 
@@ -167,7 +176,7 @@ async def test_a_request_that_does_not_end_by_itself_says_length(
 async def test_without_credit_a_request_is_parked_and_goes_on_with_it() -> None:
     model = _model(list(range(100)))
     async with _running(_talker(model), "talker") as bench:
-        await bench.give(msgspec.structs.replace(SPEAK, lookahead=2), PROMPT, _feedback(0))
+        await bench.give(replace(SPEAK, lookahead=2), PROMPT, _feedback(0))
         assert len([m for m in bench.got() if isinstance(m, Hidden)]) == 2
         await bench.give(_feedback(1))
         assert bench.got() == []
@@ -206,7 +215,7 @@ async def test_one_request_fails_alone() -> None:
     model = _model([5] * 10)
     model.talker = Broken([5] * 10)
     async with _running(_talker(model), "talker") as bench:
-        await bench.give(msgspec.structs.replace(SPEAK, seed=13), PROMPT)
+        await bench.give(replace(SPEAK, seed=13), PROMPT)
         ending = bench.got()[-1]
         assert isinstance(ending, Ending)
         assert ending.reason == "error"
@@ -214,6 +223,44 @@ async def test_one_request_fails_alone() -> None:
         assert (ending.failure.status, "no luck" in ending.failure.message) == (500, True)
         await bench.give(SPEAK, PROMPT)
         assert isinstance(bench.got()[-1], Hidden)
+
+
+async def _three(bench: _Bench, pad: mx.array = ROW) -> None:
+    """Three requests up to their second frame, `b` with another padding row."""
+    pads = {"a": ROW, "b": pad, "c": ROW}
+    opened = [(replace(SPEAK, request=n), replace(PROMPT, request=n, pad=p)) for n, p in pads.items()]
+    await bench.give(*(message for both in opened for message in both))
+    await bench.give(*(replace(_feedback(0), request=name) for name in "abc"))
+
+
+@pytest.mark.parametrize(("rows", "together"), [(8, [3]), (2, [2, 1]), (1, [1, 1, 1])])
+async def test_requests_that_are_ready_are_stepped_together(rows: int, together: list[int]) -> None:
+    model = _model([5] * 10)
+    stage = TalkerStage({"m": model}, Speech(), nullcontext(), rows=rows)
+    async with _running(stage, "talker") as bench:
+        await _three(bench)
+        assert model.talker.together == together
+        assert [m.request for m in bench.got() if isinstance(m, Hidden) and m.frame == 1] == [*"abc"]
+
+
+async def test_of_requests_stepped_together_one_fails_alone() -> None:
+    class Full(_Talker):
+        def steps(
+            self, states: list[int], embeddings: list[mx.array], texts: list[mx.array]
+        ) -> list[tuple[int, mx.array, mx.array]]:
+            if any(text.shape[0] > 1 for text in texts):
+                raise ValueError("no room")
+            return super().steps(states, embeddings, texts)
+
+    model = _model([5] * 10)
+    model.talker = Full([5] * 10)
+    stage = TalkerStage({"m": model}, Speech(), nullcontext(), rows=8)
+    async with _running(stage, "talker") as bench:
+        await _three(bench, pad=mx.zeros((2, 1, 4)))
+        got = bench.got()
+        assert [m.request for m in got if isinstance(m, Hidden) and m.frame == 1] == ["a", "c"]
+        assert [(m.request, m.reason) for m in got if isinstance(m, Ending)] == [("b", "error")]
+        assert set(stage.open_requests()) == {"a", "c"}
 
 
 def _codes(frame: int) -> Codes:
@@ -256,6 +303,22 @@ async def test_every_valid_frame_once_and_none_after_the_end(frames: int, larges
             got = bench.got()
             assert _levels(got) == list(range(frames))
             assert got[-1] == Ending(request="r", reason="stop", frames=frames)
+
+
+@pytest.mark.parametrize(("quiet", "added"), [(0, 16800), (3, 16800 - 3 * 1920), (9, 0)])
+async def test_a_seam_has_the_pause_that_the_text_asks_for(quiet: int, added: int) -> None:
+    """Counted with the silence that is there already; it takes no credit, since it is no frame."""
+    silent = [Codes(request="r", frame=2 + n, codes=mx.zeros((1, 16), mx.int32)) for n in range(quiet)]
+    async with _running(_codec(silence_limit_s=5.0), "codec_decoder") as bench:
+        await bench.give(SPEAK, _codes(0), _codes(1), *silent, _codes(2 + quiet))
+        await bench.give(Seam(request="r", frames=2 + quiet, pause=0.7), _codes(2 + quiet))
+        await bench.give(Ending(request="r", reason="stop", frames=3 + quiet))
+        sent = [message for message in bench.got() if isinstance(message, Pcm)]
+    assert sum(pcm.frames for pcm in sent) == 3 + quiet
+    pauses = [pcm for pcm in sent if pcm.frames == 0]
+    assert [len(pcm.samples) // 2 for pcm in pauses] == ([added] if added else [])
+    assert all(pcm.frame == 2 + quiet for pcm in pauses)
+    assert b"".join(pcm.samples for pcm in sent)[-2:] != b"\0\0"
 
 
 async def test_a_cancelled_request_hands_out_nothing_more() -> None:
@@ -303,7 +366,7 @@ async def test_nothing_is_computed_for_who_has_left_already() -> None:
 
     give, inbox = anyio.create_memory_object_stream[Message](200)
     out, got = anyio.create_memory_object_stream[Message](200)
-    speaks = [msgspec.structs.replace(SPEAK, request=f"r{n}") for n in range(60)]
+    speaks = [replace(SPEAK, request=f"r{n}") for n in range(60)]
     for message in [*speaks, *(Close(request=f"r{n}") for n in range(60) if n != 30)]:
         give.send_nowait(message)
     give.close()
@@ -326,22 +389,23 @@ async def test_unknown_model_is_the_callers_mistake() -> None:
 
 async def test_the_talker_waits_for_text_and_goes_on_with_it() -> None:
     model = _model([7, 8, 9, 10, EOS, 11])
-    open_prompt = msgspec.structs.replace(PROMPT, trailing=mx.zeros((1, 1, 4)), final=False)
+    open_prompt = replace(PROMPT, trailing=mx.zeros((1, 1, 4)), final=False)
     async with _running(_talker(model), "talker") as bench:
-        await bench.give(msgspec.structs.replace(SPEAK, more_text=True), open_prompt, _feedback(0))
+        await bench.give(replace(SPEAK, more_text=True), open_prompt, _feedback(0))
         bench.got()
         await bench.give(_feedback(1), Credit(request="r", frames=1))
         # Two frames are made of the text known so far; the decoder is told to hand both out.
         assert bench.got() == [Hold(request="r", frames=2)]
         await bench.give(Rows(request="r", rows=mx.zeros((1, 2, 4)), text_tokens=2, final=True))
         assert [m.frame for m in bench.got() if isinstance(m, Hidden)] == [2]
-        await bench.give(_feedback(2), _feedback(3), _feedback(4))
+        for frame in (2, 3, 4):
+            await bench.give(_feedback(frame))
         assert bench.got()[-1] == Ending(request="r", reason="stop", frames=4, text_tokens=102)
 
 
 async def test_hold_hands_out_the_queued_frame() -> None:
     async with _running(_codec(), "codec_decoder") as bench:
-        await bench.give(msgspec.structs.replace(SPEAK, more_text=True), _codes(0), _codes(1))
+        await bench.give(replace(SPEAK, more_text=True), _codes(0), _codes(1))
         assert _levels(bench.got()) == [0]
         await bench.give(Hold(request="r", frames=2))
         assert _levels(bench.got()) == [1]
