@@ -126,6 +126,8 @@ class Prompt(Message, frozen=True, kw_only=True):
     static_key: str = ""
     parts: int = 1
     """How many prompts the text has been cut into; they are spoken one behind the other."""
+    pause: float = 0.0
+    """Seconds of silence that there should be before the next of them."""
     spent: StageTime | None = None
     """By the stage `prompt` so far: the ending begins behind it."""
 
@@ -149,6 +151,8 @@ class Seam(Message, frozen=True, kw_only=True):
     """A part of the text is spoken after `frames` frames; what was made beyond is void. The next part follows."""
 
     frames: int
+    pause: float = 0.0
+    """Seconds of silence that there should be between them."""
 
 
 class Hidden(Message, frozen=True, kw_only=True):
@@ -174,7 +178,7 @@ class Codes(Message, frozen=True, kw_only=True):
 
 
 class Pcm(Message, frozen=True, kw_only=True):
-    """Decoded audio: 16-bit little-endian mono at the model's rate, 1,920 samples a frame."""
+    """Decoded audio: 16-bit little-endian mono at the model's rate, 1,920 samples a frame; 0 frames are a pause."""
 
     frame: int
     frames: int

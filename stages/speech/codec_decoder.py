@@ -23,7 +23,7 @@ from .kept import Kept
 from .qwen3.codec_decoder import CodecState, to_int16
 from .qwen3.model import Qwen3TTS
 
-FRAME_SAMPLES = 1920
+FRAME_SAMPLES, RATE = 1920, 24_000
 SILENCE = 100  # of 32,767, about -50 dBFS
 
 
@@ -39,8 +39,8 @@ class _Request:
     """A chunk on the device: its codes, the state before it, and its PCM."""
     frames: int = 0
     """Frames handed out."""
-    silent: int = 0
-    """Frames of silence at the end of what was handed out."""
+    quiet: int = 0
+    """Samples of silence at the end of what was handed out."""
 
 
 class CodecDecoderStage(Actor[_Request]):
@@ -57,7 +57,7 @@ class CodecDecoderStage(Actor[_Request]):
         super().__init__(progress, party)
         self._models = models
         self._settings = settings
-        self._silence_limit = int(settings.silence_limit_s * 12.5)
+        self._silence_limit = round(settings.silence_limit_s * RATE)
         self._primed: Kept[CodecState] = Kept(
             "codec",
             settings.voice_cache_bytes // 8,
@@ -90,6 +90,8 @@ class CodecDecoderStage(Actor[_Request]):
                     await self._hand_out(state, message.request, ready[2], outbox)
             case Seam():
                 await self._hand_out_until(state, message.request, message.frames, outbox)
+                if (missing := round(message.pause * RATE) - state.quiet) > 0:
+                    await self._send(state, message.request, bytes(2 * missing), 0, outbox)
             case Codes():
                 await self._gather(state, message, outbox)
             case _:
@@ -107,7 +109,7 @@ class CodecDecoderStage(Actor[_Request]):
             # min_new_tokens is 2, so the first frame is never the end.
             first, state.queued = state.queued, None
             await self._hand_out(state, message.request, first[2], outbox)
-        if state.silent >= self._silence_limit:
+        if state.quiet >= self._silence_limit:
             # What is queued and gathered lies beyond these frames, and is dropped.
             await self.finish(Ending(request=message.request, reason="length", frames=state.frames), outbox)
 
@@ -140,9 +142,10 @@ class CodecDecoderStage(Actor[_Request]):
     async def _hand_out(self, state: _Request, request: str, pcm: mx.array, outbox: Outbox) -> None:
         samples = np.array(pcm).reshape(-1)
         frames = len(samples) // FRAME_SAMPLES
-        silent = int(np.abs(samples.astype(np.int32)).max(initial=0)) < SILENCE
-        state.silent = state.silent + frames if silent else 0
-        await outbox.send(
-            Pcm(request=request, frame=state.frames, frames=frames, samples=samples.astype("<i2").tobytes())
-        )
+        loud = np.flatnonzero(np.abs(samples.astype(np.int32)) >= SILENCE)
+        state.quiet = len(samples) - 1 - int(loud[-1]) if len(loud) else state.quiet + len(samples)
+        await self._send(state, request, samples.astype("<i2").tobytes(), frames, outbox)
         state.frames += frames
+
+    async def _send(self, state: _Request, request: str, samples: bytes, frames: int, outbox: Outbox) -> None:
+        await outbox.send(Pcm(request=request, frame=state.frames, frames=frames, samples=samples))

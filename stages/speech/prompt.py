@@ -23,7 +23,7 @@ from .qwen3.model import Qwen3TTS
 from .qwen3.prompt import Prompt as PromptRows
 from .qwen3.prompt import TextFeed, build, prefix_rows
 from .qwen3.reference import Listener
-from .text import split
+from .text import pause_after, split
 from .text_cleaning import Cleaner, clean
 from .waiting import Waiting
 
@@ -103,13 +103,8 @@ class PromptStage(Actor[_Request]):
         parts = split(text, DESIGN_LETTERS if described else self._settings.part_letters)
         self._party.move(speak.request)
         for part in parts or [text]:
-            await self._start(
-                state,
-                self.rows(speak, state.model, state.clone, part),
-                True,
-                outbox,
-                parts=max(len(parts), 1),
-            )
+            rows, pause = self.rows(speak, state.model, state.clone, part), pause_after(part)
+            await self._start(state, rows, True, outbox, parts=max(len(parts), 1), pause=pause)
 
     async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
         match message:
@@ -182,7 +177,14 @@ class PromptStage(Actor[_Request]):
             await outbox.send(Rows(request=request, rows=rows, text_tokens=tokens, final=final, spent=spent))
 
     async def _start(
-        self, state: _Request, rows: PromptRows, final: bool, outbox: Outbox, *, parts: int = 1
+        self,
+        state: _Request,
+        rows: PromptRows,
+        final: bool,
+        outbox: Outbox,
+        *,
+        parts: int = 1,
+        pause: float = 0.0,
     ) -> None:
         await outbox.send(
             Prompt(
@@ -195,6 +197,7 @@ class PromptStage(Actor[_Request]):
                 static=rows.static,
                 static_key=_static_key(state.speak, rows.static, self._settings.clone_layout),
                 parts=parts,
+                pause=pause,
                 spent=self.spent(state.speak.request),
             )
         )

@@ -21,12 +21,18 @@ def split(text: str, most: int) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-_CUTS = (
-    r"\n\s*\n\s*",
-    r"[.!?…]+[\"'”’)\]]*\s+|[。！？]+[」』”’）]*\s*|\n\s*",
-    r"[,;:–—]\s+|[，；：、]\s*",
-    r"\s+",
-)
+_CUTS = {
+    r"\n\s*\n\s*": 0.7,
+    r"[.!?…]+[\"'”’)\]]*\s+|[。！？]+[」』”’）]*\s*|\n\s*": 0.35,
+    r"[,;:–—]\s+|[，；：、]\s*": 0.0,
+    r"\s+": 0.0,
+}
+"""Where to cut, best first, and how many seconds of silence there should be."""
+
+
+def pause_after(part: str) -> float:
+    """Seconds of silence that a part should end with, more behind a paragraph than behind a sentence."""
+    return next((pause for pattern, pause in _CUTS.items() if re.search(rf"(?:{pattern})\Z", part)), 0.0)
 
 
 def _cut(text: str, most: int) -> int:

@@ -195,7 +195,7 @@ async def test_the_reference_first_layout_speaks_and_remembers_alike(family: Run
 async def test_a_long_text_is_one_stream_of_parts(family: Running) -> None:
     stream, ending = await listen(family, speak("icl", LONG, max_frames=None, temperature=0.9))
     assert ending.reason in ("stop", "length")
-    assert len(stream) == ending.frames * 3840
+    assert len(stream) >= ending.frames * 3840  # and pauses between the parts
     again, _ = await listen(family, speak("icl", LONG, max_frames=None, temperature=0.9))
     assert again == stream
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.stages.speech.text import split
+from vivavoce.stages.speech.text import pause_after, split
 from vivavoce.stages.speech.text_cleaning import FARTHEST, Cleaner, clean
 
 
@@ -150,6 +150,19 @@ def test_where_it_is_cut(text: str, at: str) -> None:
     parts = split(text, 32 if text.isascii() else 20)
     assert "".join(parts) == text
     assert any(part.startswith(at) for part in parts[1:])
+
+
+def test_the_pause_behind_a_part_follows_its_end() -> None:
+    ends = {
+        "One.\n\n": 0.7,
+        "One.\n \n": 0.7,
+        "One!\n": 0.35,
+        "Heading\n": 0.35,
+        "One.” ": 0.35,
+        "好。": 0.35,
+    }
+    assert {end: pause_after(end) for end in ends} == ends
+    assert {pause_after(end) for end in ("one, ", "one ", "one", "，")} == {0.0}
 
 
 @given(st.text(min_size=1, max_size=400), st.integers(1, 50))

@@ -22,15 +22,15 @@ from vivavoce.bus.wire import kinds
 class Recording(msgspec.Struct):
     codes: list[bytes]
     """Of each frame, 16 codes as little-endian int32."""
-    seams: list[int]
-    """Frames after which a part of a long text ended."""
+    seams: dict[int, float]
+    """Frames after which a part of a long text ended, and the seconds of silence wanted there."""
     complete: bool
 
 
 async def record(address: str | None = None) -> Recording:
     """The next request that begins, to its end."""
     codes: list[bytes] = []
-    seams: list[int] = []
+    seams: dict[int, float] = {}
     request = None
     async with AsyncTap(address, stage="code_predictor", kind=("codes", "ending")) as tap:
         async for event in tap:
@@ -43,7 +43,7 @@ async def record(address: str | None = None) -> Recording:
                     raise SystemExit(f"frame {len(codes)} was lost: this program was too slow")
                 codes.append(message.codes.data)
             elif isinstance(message, Seam) and event.request == request:
-                seams.append(message.frames)
+                seams[message.frames] = message.pause
             elif isinstance(message, Ending) and event.request == request:
                 return Recording(codes, seams, message.reason in ("stop", "length"))
     raise AssertionError
@@ -73,7 +73,7 @@ async def decode(recording: Recording) -> bytes:
         await sender.send(Speak(request="r", model="model", text="", seed=0))
         for frame, codes in enumerate(recording.codes):
             if frame in recording.seams:
-                await sender.send(Seam(request="r", frames=frame))
+                await sender.send(Seam(request="r", frames=frame, pause=recording.seams[frame]))
             await sender.send(Codes(request="r", frame=frame, codes=Tensor("int32", (1, 16), codes)))
         await sender.send(Ending(request="r", reason="stop", frames=len(recording.codes)))
     mailbox.finish()
