@@ -238,24 +238,22 @@ class _Clients:
         """Chat works without a pause; entered when it has said its first word."""
         chatter = _Chatter()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._decode if work == "decoding" else self._prefill, chatter)
+            tasks.start_soon(self._chat_on, work, chatter)
             await chatter.heard.wait()
             yield chatter
             tasks.cancel_scope.cancel()
 
-    async def _decode(self, chatter: _Chatter) -> None:
+    async def _chat_on(self, work: Work, chatter: _Chatter) -> None:
         while True:
-            async with self._client.chat(self._ask(16, CHAT_TOKENS)) as request:
+            ask = self._ask(16, CHAT_TOKENS) if work == "decoding" else self._ask(self._prompt_tokens, 1)
+            async with self._client.chat(ask) as request:
                 async for part in request:
-                    if isinstance(part, ChatDelta):
-                        chatter.take(part.tokens)
-
-    async def _prefill(self, chatter: _Chatter) -> None:
-        while True:
-            async with self._client.chat(self._ask(self._prompt_tokens, 1)) as request:
-                async for part in request:
-                    if isinstance(part, ChatStarted):
+                    if isinstance(part, ChatStarted) and work == "prefilling":
                         chatter.take(self._prompt_tokens)
+                    elif isinstance(part, ChatDelta) and work == "decoding":
+                        chatter.take(part.tokens)
+            if request.ending is None or request.ending.failure is not None:
+                raise VivavoceError(f"chat failed: {request.ending}")
 
     def _ask(self, tokens: int, answer: int) -> Chat:
         """Prompts differ from their first token on, so that no cache has any of them; low ids are letters."""

@@ -37,7 +37,7 @@ from .sampling import Sampling
 
 log = logging.getLogger(__name__)
 
-ROUNDS = 5
+ROUNDS = 8
 """Rounds of the loop from a message's socket through a stage to the party of speech: as many are waited for after
 each slice, or speech would have the device a slice too late."""
 
