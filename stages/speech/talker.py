@@ -214,7 +214,7 @@ class TalkerStage(Actor[_Request]):
 
     async def _advance(self, request: _Request, run: _Run, outbox: Outbox, *, granted: bool = False) -> None:
         name, playout = request.speak.request, request.playout
-        if run.parked is None:
+        if run.parked is None or name in self._ready:
             return
         if request.credit < 1:
             # The credit that the first audio earns is a hop away: what it starts should find the device free.
