@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from ..bus.errors import RequestError
-from ..bus.messages import Chat
+from ..bus.messages import Chat, Sampling
 from .schema import Speaking
 
 Json = dict[str, Any]
@@ -20,6 +20,8 @@ Count = Annotated[int, Meta(ge=1, le=2**31)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Choosing = Literal["auto", "none", "required"]
 MAX_STOPS = 16
+THINKING = {"minimal": 512, "low": 2048, "medium": 8192}
+"""Most tokens of reasoning by effort; more effort has no bound."""
 
 
 class Sampled(msgspec.Struct, kw_only=True):
@@ -141,26 +143,26 @@ def conversation(
         raise RequestError(f"The messages cannot be taken: {error}", "messages") from None
 
 
-def sampled(how: Sampled) -> Json:
-    """The fields of `Chat` for it. Raises RequestError."""
+def sampled(how: Sampled) -> Sampling:
+    """Raises RequestError."""
     try:
         bias = {int(token): weight for token, weight in how.logit_bias.items()}
     except ValueError:
         raise RequestError("`logit_bias` maps numbers of tokens to weights.", "logit_bias") from None
     if any(not 0 <= token < 2**31 for token in bias):
         raise RequestError("`logit_bias` names a token that no model has.", "logit_bias")
-    return {
+    return Sampling(
         # Nothing but the likeliest token is what a top_p of 0 leaves.
-        "temperature": how.temperature if how.top_p > 0 else 0.0,
-        "top_p": how.top_p or 1.0,
-        "top_k": max(0, how.top_k),
-        "min_p": how.min_p,
-        "repetition_penalty": how.repetition_penalty,
-        "frequency_penalty": how.frequency_penalty,
-        "presence_penalty": how.presence_penalty,
-        "seed": how.seed,
-        "logit_bias": bias,
-    }
+        temperature=how.temperature if how.top_p > 0 else 0.0,
+        top_p=how.top_p or 1.0,
+        top_k=max(0, how.top_k),
+        min_p=how.min_p,
+        repetition_penalty=how.repetition_penalty,
+        frequency_penalty=how.frequency_penalty,
+        presence_penalty=how.presence_penalty,
+        seed=how.seed,
+        logit_bias=bias,
+    )
 
 
 def stops(given: str | Sequence[str], param: str = "stop") -> tuple[str, ...]:
@@ -203,11 +205,12 @@ def chat_of(body: ChatBody, request: str, model: str, lookahead: int) -> Chat:
             template_options=options,
         ),
         max_tokens=body.max_completion_tokens or body.max_tokens,
+        thinking_tokens=THINKING.get(body.reasoning_effort or ""),
         stop=stops(body.stop),
         n=body.n,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         lookahead=lookahead,
-        **sampled(body),
+        sampling=sampled(body),
     )
 
 

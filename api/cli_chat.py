@@ -186,7 +186,7 @@ def _ask() -> str | None:
 
 
 def _request(args: argparse.Namespace, model: str, messages: list[dict[str, str]], name: str) -> "Chat":
-    from ..bus.messages import Chat
+    from ..bus.messages import Chat, Sampling
     from .chat_schema import conversation
 
     return Chat(
@@ -194,8 +194,7 @@ def _request(args: argparse.Namespace, model: str, messages: list[dict[str, str]
         model=model,
         conversation=conversation(messages),
         max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
+        sampling=Sampling(temperature=args.temperature, seed=args.seed),
     )
 
 

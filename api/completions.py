@@ -92,7 +92,7 @@ class _Run:
             n=body.n,
             logprobs=body.logprobs,
             lookahead=edge.layout.chat.lookahead_tokens,
-            **sampled(body),
+            sampling=sampled(body),
         )
         self._created = int(time.time())
         self._totals: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """What Anthropic's clients send, and the chat request that it means.
 
 Sampling may be asked for as in the other protocols. `max_tokens` beyond the context means as many as fit, and
-`budget_tokens` is taken as a wish.
+`budget_tokens` bounds the reasoning.
 """
 
 from typing import Annotated, Any, Literal
@@ -97,9 +97,10 @@ def chat_of(body: CountBody, request: str, model: str, lookahead: int) -> Chat:
         model=model,
         conversation=talk,
         max_tokens=body.max_tokens,
+        thinking_tokens=body.thinking.budget_tokens if body.thinking else None,
         stop=stops(body.stop_sequences, "stop_sequences"),
         lookahead=lookahead,
-        **sampled(body),
+        sampling=sampled(body),
     )
 
 

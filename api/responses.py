@@ -20,7 +20,7 @@ from ..bus.messages import Call, Chat, ChatDelta, ChatFinished, Failure
 from . import sse
 from .chat import logprobs
 from .chat_job import ChatJob, Choice
-from .chat_schema import JsonSchema, ResponseFormat, chosen, conversation, sampled, schema_of
+from .chat_schema import THINKING, JsonSchema, ResponseFormat, chosen, conversation, sampled, schema_of
 from .edge import Edge
 from .errors import openai_shape
 from .operations import INFERENCE, OBJECT, Operation
@@ -125,9 +125,10 @@ def _chat(messages: list[dict[str, Any]], body: InputBody, request: str, model: 
             effort=effort,
         ),
         max_tokens=body.max_output_tokens if whole else None,
+        thinking_tokens=THINKING.get(effort or ""),
         logprobs=(body.top_logprobs or 0) if whole and _likely(body) else None,
         lookahead=lookahead,
-        **sampled(body),
+        sampling=sampled(body),
     )
 
 

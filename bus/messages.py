@@ -19,6 +19,7 @@ import msgspec
 SCHEMA = 3
 
 EndReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -196,6 +197,23 @@ class Audio(Message, frozen=True, kw_only=True):
     """How many of them come before the first that is not silence; all of them when none is."""
 
 
+class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """How tokens of a chat are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of every token in prompt and answer."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    """Both count the tokens of the answer only."""
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+
+
 class Chat(Message, frozen=True, kw_only=True):
     """Opens a chat request: a conversation, or a plain prompt, to be continued `n` times."""
 
@@ -208,15 +226,9 @@ class Chat(Message, frozen=True, kw_only=True):
     """Only `ChatAccepted` is wanted, for the length of the prompt."""
     max_tokens: int | None = None
     """None or more than fits: until the context is full."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    seed: int | None = None
+    thinking_tokens: int | None = None
+    """Most tokens of reasoning; its end is then forced, in models that end it with one token."""
+    sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     n: int = 1
     logprobs: int | None = None
@@ -283,7 +295,7 @@ class ChatFinished(Message, frozen=True, kw_only=True):
     """The end of one choice."""
 
     choice: int
-    reason: Literal["stop", "length", "tool_calls"]
+    reason: FinishReason
     stop: str | None = None
     """The stop string that was met."""
 

@@ -115,9 +115,9 @@ class _Runner:
         return Engine(self._model, EngineOptions(rows=max(CLIENTS)))
 
     def _request(self, name: str, prompt: list[int], tokens: int) -> Any:
+        from ...bus.messages import Sampling
         from ..chat.events import Request
         from ..chat.reply import Style
-        from ..chat.sampling import Sampling
 
         return Request(
             id=name,

@@ -24,7 +24,7 @@ import psutil
 
 from ...bus.errors import StartError, VivavoceError
 from ...bus.layout import Layout, load
-from ...bus.messages import Chat, ChatDelta, ChatStarted, Speak
+from ...bus.messages import Chat, ChatDelta, ChatStarted, Sampling, Speak
 from ...bus.running import Running
 from ...bus.schedule import FRAME_S
 from ...configs.models import find, split_name
@@ -264,7 +264,7 @@ class _Clients:
             model=self._chat.name,
             prompt=prompt,
             max_tokens=answer,
-            temperature=0.7,
+            sampling=Sampling(temperature=0.7),
             lookahead=2 * CHAT_TOKENS,
         )
 

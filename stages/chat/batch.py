@@ -71,7 +71,7 @@ class Batch:
             return events
         logits = self._model.net(inputs[:, None], cache=self._caches)[:, -1, :].astype(mx.float32)
         # A grammar's mask depends on the token before it, so that one is read while the logits are computed.
-        blind = all(row.matcher is None for row in self.rows)
+        blind = not any(row.waits for row in self.rows)
         if blind:
             self._draw(logits, pending)
         else:

@@ -9,10 +9,11 @@ import mlx.core as mx
 import msgspec
 
 from ...bus.errors import RequestError
+from ...bus.messages import ChatDone, ChatFinished
 from . import kv
 from .batch import Batch
 from .draft import DraftBatch
-from .events import Delta, Done, Event, Failed, Finished, Request, Started
+from .events import Delta, Event, Failed, Request, Started
 from .model import ChatModel, check_draft
 from .prefill import Prefill, Reader
 from .prefix import PrefixCache
@@ -40,7 +41,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Running:
-    """What the engine remembers of a request between its start and its `Done`."""
+    """What the engine remembers of a request between its start and its `ChatDone`."""
 
     def __init__(self, started: Started, choices: int) -> None:
         self.started = started
@@ -51,8 +52,8 @@ class _Running:
         self.rejected = 0
         self.since = time.perf_counter()
 
-    def done(self) -> Done:
-        return Done(
+    def done(self) -> ChatDone:
+        return ChatDone(
             request=self.started.request,
             prompt_tokens=self.started.prompt_tokens,
             cached_tokens=self.started.cached_tokens,
@@ -214,8 +215,8 @@ class Engine:
             self._prefills.append(Prefill(request, readers))
 
     def _guessed(self, request: Request) -> bool:
-        """Whether the draft model guesses for this request. A grammar's mask needs each token before the next."""
-        return self.draft is not None and request.grammar is None
+        """Whether the draft model guesses for this request, each token of which is not needed before the next."""
+        return self.draft is not None and request.grammar is None and request.thinking_tokens is None
 
     def _read(self) -> list[Event]:
         prefill = self._prefills.popleft()
@@ -280,7 +281,7 @@ class Engine:
                 continue
             if isinstance(event, Delta):
                 running.tokens += event.tokens
-            elif isinstance(event, Finished):
+            elif isinstance(event, ChatFinished):
                 running.left -= 1
                 running.reasoning += sum(row.reasoning for row in rows if _is(row, event))
                 if isinstance(batch, DraftBatch):
@@ -297,5 +298,5 @@ class Engine:
         return Failed(request, f"{type(error).__name__}: {error}")
 
 
-def _is(row: Row, event: Finished) -> bool:
+def _is(row: Row, event: ChatFinished) -> bool:
     return row.request.id == event.request and row.choice == event.choice

@@ -1,14 +1,10 @@
 """What goes into the engine and what comes out of it."""
 
-from typing import Literal
-
 import msgspec
 
+from ...bus.messages import ChatDone, ChatFinished, Sampling
 from .grammar import Grammar
 from .reply import Style
-from .sampling import Sampling
-
-Reason = Literal["stop", "length", "tool_calls"]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -33,6 +29,7 @@ class Request(msgspec.Struct, kw_only=True):
     style: Style
     max_tokens: int | None = None
     """None or more than fits: until the context is full."""
+    thinking_tokens: int | None = None
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     n: int = 1
@@ -63,31 +60,6 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Finished(msgspec.Struct, frozen=True):
-    """The end of one choice."""
-
-    request: str
-    choice: int
-    reason: Reason
-    stop: str | None = None
-    """The stop string that was met."""
-
-
-class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a request, after the end of each of its choices."""
-
-    request: str
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    reasoning_tokens: int
-    accepted_tokens: int
-    """Tokens of the draft model that were right."""
-    rejected_tokens: int
-    prompt_s: float
-    generation_s: float
-
-
 class Failed(msgspec.Struct, frozen=True):
     """The request ended here because of us."""
 
@@ -95,4 +67,4 @@ class Failed(msgspec.Struct, frozen=True):
     message: str
 
 
-Event = Started | Delta | Finished | Done | Failed
+Event = Started | Delta | ChatFinished | ChatDone | Failed

@@ -56,6 +56,8 @@ class ChatModel:
         self.template = Template(tokenizer)
         self.call_format: CallFormat = call_format(tokenizer)
         self.think = _think(tokenizer)
+        self.think_end = _single(tokenizer, self.think[1]) if self.think else None
+        """The token that ends reasoning, where one does."""
         self._grammars: GrammarCompiler | None = None
 
     @property
@@ -197,3 +199,8 @@ def _context(config: dict[str, Any]) -> int:
 
 def _think(tokenizer: Any) -> tuple[str, str] | None:
     return (str(tokenizer.think_start), str(tokenizer.think_end)) if tokenizer.has_thinking else None
+
+
+def _single(tokenizer: Any, text: str) -> int | None:
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens[0] if len(tokens) == 1 else None

@@ -4,10 +4,11 @@ import secrets
 
 import mlx.core as mx
 
-from .events import Delta, Event, Failed, Finished, Reason, Request, TokenLogprob, ToolCall
+from ...bus.messages import ChatFinished, FinishReason
+from .events import Delta, Event, Failed, Request, TokenLogprob, ToolCall
 from .model import ChatModel
 from .reply import Piece, Reply
-from .sampling import Adjuster, Likelihood, key
+from .sampling import Adjuster, Likelihood, adjusts, key
 
 
 class Row:
@@ -33,14 +34,27 @@ class Row:
         self._reply = Reply(request.style, request.stop)
         self.matcher = model.grammars.matcher(request.grammar) if request.grammar else None
         sampling = request.sampling
-        adjusts = sampling.counts or sampling.logit_bias
-        self._adjuster = Adjuster(sampling, request.prompt, model.vocab) if adjusts else None
+        self._adjuster = Adjuster(sampling, request.prompt, model.vocab) if adjusts(sampling) else None
+        self._think_end = model.think_end if request.thinking_tokens is not None else None
+        self._vocab = model.vocab
         self._not_ends = model.not_ends
 
     @property
     def special(self) -> bool:
         """Whether the logits are changed before a token is drawn."""
-        return self._adjuster is not None or self.matcher is not None
+        return self._adjuster is not None or self.matcher is not None or self._thought_enough(0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next token may depend on the one drawn last, so that this has to be taken first."""
+        return self.matcher is not None or self._thought_enough(1)
+
+    def _thought_enough(self, more: int) -> bool:
+        """Whether with so many tokens more it is time to end the reasoning."""
+        most = self.request.thinking_tokens
+        if most is None or self._think_end is None:
+            return False
+        return self._reply.reasoning and self.reasoning + more >= most
 
     @property
     def last(self) -> bool:
@@ -55,7 +69,9 @@ class Row:
         """Penalties, bias and grammar on logits fp32 [V]; every token but `ahead` must have been taken."""
         if self._adjuster is not None:
             logits = self._adjuster(logits, ahead)
-        if self.matcher is not None:
+        if self._thought_enough(0):
+            logits = mx.where(mx.arange(self._vocab) == self._think_end, logits, -mx.inf)
+        elif self.matcher is not None:
             # Reasoning is free, but may not end the reply before the answer.
             mask = self._not_ends if self._reply.reasoning else self.matcher.mask()
             logits = mx.where(mask, logits, -mx.inf)
@@ -86,14 +102,19 @@ class Row:
             return self._finish("length", piece, logprob)
         return [self._delta(piece, logprob)]
 
-    def _finish(self, reason: Reason, piece: Piece, logprob: TokenLogprob | None) -> list[Event]:
+    def _finish(self, reason: FinishReason, piece: Piece, logprob: TokenLogprob | None) -> list[Event]:
         rest = self._reply.finish(cut=reason == "length")
         whole = Piece(piece.text + rest.text, piece.reasoning + rest.reasoning, piece.calls + rest.calls)
         delta = self._delta(whole, logprob)
         if reason == "stop" and self._called:
             reason = "tool_calls"
         self.over = True
-        return [delta, Finished(self.request.id, self.choice, reason, self._reply.stopped)]
+        return [
+            delta,
+            ChatFinished(
+                request=self.request.id, choice=self.choice, reason=reason, stop=self._reply.stopped
+            ),
+        ]
 
     def _delta(self, piece: Piece, logprob: TokenLogprob | None) -> Delta:
         calls = tuple(

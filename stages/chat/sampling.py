@@ -10,33 +10,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import msgspec
+
+from ...bus.messages import Sampling
 
 OPEN = 2.0
 """A top_p that keeps every token in spite of rounding."""
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps all."""
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of every token in prompt and answer."""
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    """Both count the tokens of the answer only."""
-    logit_bias: dict[int, float] = {}
-    seed: int | None = None
+def filters(sampling: Sampling) -> bool:
+    """Whether unlikely tokens are left out."""
+    return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0)
 
-    @property
-    def filters(self) -> bool:
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
-    @property
-    def counts(self) -> bool:
-        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+def adjusts(sampling: Sampling) -> bool:
+    """Whether the logits are changed before a token is drawn."""
+    counts = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1, 0, 0)
+    return counts or bool(sampling.logit_bias)
 
 
 def key(seed: int, choice: int) -> int:
@@ -80,15 +69,15 @@ class Sampler:
         """Rows are pairs of settings and `key`."""
         settings = [sampling for sampling, _ in rows]
         self.greedy = all(s.temperature <= 0 for s in settings)
-        self.filters = any(s.filters for s in settings)
+        self.filters = any(filters(s) for s in settings)
         self._keys = mx.array([k for _, k in rows], mx.uint32)
         self._warm = mx.array([s.temperature > 0 for s in settings])[:, None]
         self._temperature = _column([s.temperature if s.temperature > 0 else 1.0 for s in settings])
-        self._top_p = _column([s.top_p if s.filters and s.top_p < 1 else OPEN for s in settings])
-        self._top_k = mx.array([s.top_k if s.filters and s.top_k > 0 else 2**31 - 1 for s in settings])[
+        self._top_p = _column([s.top_p if filters(s) and s.top_p < 1 else OPEN for s in settings])
+        self._top_k = mx.array([s.top_k if filters(s) and s.top_k > 0 else 2**31 - 1 for s in settings])[
             :, None
         ]
-        self._min_p = _column([s.min_p if s.filters else 0.0 for s in settings])
+        self._min_p = _column([s.min_p if filters(s) else 0.0 for s in settings])
 
     def __call__(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """Draw one token a row, uint32 [B], from logits fp32 [B, V]; `positions` count the answer's tokens."""

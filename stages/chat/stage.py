@@ -33,7 +33,6 @@ from . import events
 from .conversation import Composed, Conversation, compose, plain
 from .engine import Engine
 from .model import ChatModel
-from .sampling import Sampling
 
 log = logging.getLogger(__name__)
 
@@ -151,13 +150,11 @@ class ChatStage:
                 request.credit -= event.tokens
                 if request.credit <= 0:
                     request.engine.pause(name)
-            case events.Finished():
+            case ChatFinished():
                 request.cut = request.cut or event.reason == "length"
-                await outbox.send(
-                    ChatFinished(request=name, choice=event.choice, reason=event.reason, stop=event.stop)
-                )
-            case events.Done():
-                await outbox.send(ChatDone(**msgspec.structs.asdict(event)))
+                await outbox.send(event)
+            case ChatDone():
+                await outbox.send(event)
                 await self._end(Ending(request=name, reason="length" if request.cut else "stop"), outbox)
             case events.Failed():
                 await self._end(_failed(name, event.message), outbox)
@@ -178,14 +175,14 @@ def _compose(model: ChatModel, chat: Chat) -> Composed:
 
 
 def _engine_request(chat: Chat, composed: Composed) -> events.Request:
-    sampling = {name: getattr(chat, name) for name in Sampling.__struct_fields__}
     return events.Request(
         id=chat.request,
         prompt=composed.prompt,
         style=composed.style,
         grammar=composed.grammar,
         max_tokens=chat.max_tokens,
-        sampling=Sampling(**sampling),
+        thinking_tokens=chat.thinking_tokens,
+        sampling=chat.sampling,
         stop=chat.stop,
         n=chat.n,
         logprobs=chat.logprobs,

@@ -9,14 +9,14 @@ import pytest
 
 from vivavoce.bus import layout
 from vivavoce.bus.layout import Schedule
-from vivavoce.bus.messages import Chat, ChatDelta, ChatDone, Ending, Speak
+from vivavoce.bus.messages import Chat, ChatDelta, ChatDone, Ending, Sampling, Speak
 from vivavoce.bus.running import Running
 
 ASK = msgspec.json.encode({"messages": [{"role": "user", "content": "Say hi."}]}).decode()
 
 
 def chat(name: str, **fields: Any) -> Chat:
-    fields = {"temperature": 0.0, "max_tokens": 40, **fields}
+    fields = {"sampling": Sampling(temperature=0), "max_tokens": 40, **fields}
     return Chat(request=name, model="tiny", conversation=ASK, **fields)
 
 

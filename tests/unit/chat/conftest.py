@@ -25,8 +25,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from vivavoce.bus.messages import ChatDone, ChatFinished
 from vivavoce.stages.chat.engine import Engine
-from vivavoce.stages.chat.events import Delta, Done, Failed, Finished, Request, Started
+from vivavoce.stages.chat.events import Delta, Failed, Request, Started
 from vivavoce.stages.chat.model import ChatModel, KvOptions, load_model
 from vivavoce.stages.chat.reply import Style
 
@@ -49,7 +50,7 @@ class Outcome:
     stop: str | None = None
     logprobs: list[Any] = field(default_factory=list[Any])
     started: Started | None = None
-    done: Done | None = None
+    done: ChatDone | None = None
     failed: str | None = None
 
 
@@ -68,11 +69,11 @@ def outcome_of(engine: Engine, steps: int | None = None) -> dict[str, Outcome]:
                     one.reasoning += event.reasoning
                     one.calls += event.calls
                     one.logprobs += event.logprobs
-                case Finished():
+                case ChatFinished():
                     assert event.choice not in one.reasons
                     one.reasons[event.choice] = event.reason
                     one.stop = event.stop
-                case Done():
+                case ChatDone():
                     assert one.done is None
                     one.done = event
                 case Failed():

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vivavoce.bus.messages import Sampling
 from vivavoce.stages.chat.engine import Engine, EngineOptions
 from vivavoce.stages.chat.model import KvOptions
 from vivavoce.stages.chat.prefix import PrefixCache, cuts
-from vivavoce.stages.chat.sampling import Sampling
 
 END = 257
 CHUNK = 16

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vivavoce.bus.errors import StartError
+from vivavoce.bus.messages import Sampling
 from vivavoce.stages.chat.engine import Engine, EngineOptions
 from vivavoce.stages.chat.model import KvOptions
 from vivavoce.stages.chat.prefix_disk import ChunkFiles, fingerprint
-from vivavoce.stages.chat.sampling import Sampling
 
 END = 257
 WANTED = {"max_tokens": 5, "sampling": Sampling(temperature=0, seed=0), "logprobs": 2}

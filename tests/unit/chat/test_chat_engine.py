@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -9,11 +10,12 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from vivavoce.bus.errors import RequestError, StartError
+from vivavoce.bus.messages import Sampling
 from vivavoce.stages.chat.conversation import Conversation, compose
 from vivavoce.stages.chat.engine import Engine, EngineOptions
 from vivavoce.stages.chat.events import Request
 from vivavoce.stages.chat.model import KvOptions, check_draft
-from vivavoce.stages.chat.sampling import Sampler, Sampling
+from vivavoce.stages.chat.sampling import Sampler
 
 GREEDY = Sampling(temperature=0)
 PROMPT = [*b"once upon a time"]
@@ -268,6 +270,39 @@ def test_an_answer_fits_its_schema(tiny_models: Any, run: Any, seed: int) -> Non
 
 def request(composed: Any, name: str, **fields: Any) -> Request:
     return Request(id=name, prompt=composed.prompt, style=composed.style, grammar=composed.grammar, **fields)
+
+
+@pytest.mark.parametrize("most", [1, 7, 30])
+@pytest.mark.parametrize("schema", [None, SCHEMA])
+def test_reasoning_ends_within_its_bound(tiny_models: Any, run: Any, most: int, schema: Any) -> None:
+    """Not a token more, also under a grammar; a bound that is not met changes nothing."""
+    model = tiny_models()
+    assert model.think_end is not None
+    chat = Conversation(messages=[{"role": "user", "content": "x"}], schema=schema)
+    composed = compose(model, chat)
+    style = replace(composed.style, think=model.think, thinking=True)
+    barred = Sampling(seed=4, logit_bias={model.think_end: -100.0, 257: -100.0})
+    engine = Engine(model)
+    for name, bound in (("bounded", most), ("free", None), ("roomy", 1000)):
+        engine.submit(
+            Request(
+                id=name,
+                prompt=composed.prompt,
+                style=style,
+                grammar=composed.grammar,
+                max_tokens=60,
+                thinking_tokens=bound,
+                sampling=barred,
+            )
+        )
+    outcomes = run(engine)
+    bounded, free = outcomes["bounded"], outcomes["free"]
+    assert bounded.done.reasoning_tokens == most + 1  # with the token that ends it
+    assert free.done.reasoning_tokens == 60
+    assert bounded.text[0]
+    assert not free.text[0]
+    assert free.reasoning.startswith(bounded.reasoning.rstrip("\ufffd"))
+    assert outcomes["roomy"].reasoning == free.reasoning
 
 
 TOOLS = [

@@ -22,6 +22,7 @@ from vivavoce.bus.messages import (
     Close,
     Ending,
     Message,
+    Sampling,
 )
 from vivavoce.bus.wire import Decoder, encode, kinds
 from vivavoce.stages.chat.engine import Engine, EngineOptions
@@ -86,7 +87,7 @@ def bench(tiny_models: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chat(request: str = "r", **fields: Any) -> Chat:
-    fields = {"conversation": ASK, "max_tokens": 8, "temperature": 0.0, **fields}
+    fields = {"conversation": ASK, "max_tokens": 8, "sampling": Sampling(temperature=0), **fields}
     return Chat(request=request, model="tiny", **fields)
 
 
