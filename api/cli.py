@@ -5,7 +5,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cli_bench, cli_chat, cli_doctor, cli_keys, cli_layout, cli_models, cli_serve, cli_speak, cli_tap
+from . import (
+    cli_bench,
+    cli_chat,
+    cli_doctor,
+    cli_keys,
+    cli_layout,
+    cli_models,
+    cli_quantize,
+    cli_serve,
+    cli_speak,
+    cli_tap,
+)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell reports it: 128 + SIGINT."""
@@ -27,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         cli_chat,
         cli_serve,
         cli_models,
+        cli_quantize,
         cli_layout,
         cli_tap,
         cli_keys,

@@ -60,7 +60,7 @@ def load(
         generation = read(path / "generation_config.json", GenerationConfig)
     chosen = _dtype(dtype)
     file, codec_file = str(path / "model.safetensors"), str(path / "speech_tokenizer" / "model.safetensors")
-    arrays, codec_arrays = _arrays(path), _arrays(path / "speech_tokenizer")
+    arrays, codec_arrays = tensors(path), tensors(path / "speech_tokenizer")
     weights = Weights(arrays, chosen, file, config.quantization)
     codec = Weights(codec_arrays, _dtype(codec_dtype), codec_file)
     model = Qwen3TTS(config, codec_config, generation, BytePairTokenizer(path), weights, codec, parts)
@@ -126,7 +126,7 @@ def _dtype(name: str | None) -> mx.Dtype:
     return DTYPES[name]
 
 
-def _arrays(path: Path) -> dict[str, mx.array]:
+def tensors(path: Path) -> dict[str, mx.array]:
     """All tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
     index = path / "model.safetensors.index.json"
     files = [path / "model.safetensors"]

@@ -80,6 +80,19 @@ class CodePredictor:
         made = self._frame[sampling.nucleus](hidden, code0, control, keys, frames)
         return list(zip(*made, strict=True))
 
+    def logits(self, hidden: mx.array, codes: mx.array) -> mx.array:
+        """What each group's head says of the codes before it: hidden [1, 1, H], codes [1, 16] → float32 [15, V]."""
+        start = hidden[0] if self._narrow is None else self._narrow(hidden[0])
+        given = [mx.take(table, codes[0, i : i + 1], axis=0) for i, table in enumerate(self._inputs[:-1])]
+        x = mx.concatenate([start, *given], axis=0)
+        for i, layer in enumerate(self._layers):
+            turns = zip(*(turn[i] for turn in self._turns.values()), strict=True)
+            turn = Turn(*(mx.concatenate(list(parts), axis=0) for parts in turns))
+            x = layer.attend(x, *layer.project(x, turn), CAUSAL)
+        rows = rms_norm(x, self._norm, self._eps)
+        said = [head(rows[i + 1 : i + 2]) for i, head in enumerate(self._heads)]
+        return mx.concatenate(said, axis=0).astype(mx.float32)
+
     def embed(self, codes: mx.array) -> mx.array:
         """The sum of the embeddings of int codes [B, 16]: [B, 1, H]."""
         return mx.take(self._table, codes + self._starts, axis=0).sum(axis=1, keepdims=True)
