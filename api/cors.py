@@ -16,7 +16,8 @@ EXPOSED = ", ".join(
             "X-Finish-Reason",
             "Retry-After",
         ),
-        *("X-TTFA-Ms", "X-TTFA-Audible-Ms", "X-Queue-Ms", "X-RTF", "X-Frames", "Server-Timing"),
+        *("X-TTFA-Ms", "X-TTFA-Audible-Ms", "X-Queue-Ms", "X-RTF", "X-Frames", "X-Underrun-Ms"),
+        *("X-Input-Tokens", "X-Output-Tokens", "Server-Timing"),
     ]
 )
 

@@ -50,7 +50,7 @@ async def read(kind: type[T], settings: Api, *files: str) -> tuple[T, bytes | No
 
 
 def _value(name: str, text: str) -> Any:
-    if name in STRUCTURED and text[0] in "[{":
+    if name in STRUCTURED and text[0] in '[{"':
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from quart import Blueprint, Response
 
+from .forms import STRUCTURED
 from .operations import Operation, cause
 
 OPERATIONS = (
@@ -85,7 +86,9 @@ def _operation(operation: Operation, described: dict[type, dict[str, Any]]) -> d
         if operation.file:
             recording = {"properties": {operation.file: {"type": "string", "format": "binary"}}}
             form = {"allOf": [described[operation.body], recording]}
-            schema["multipart/form-data"] = {"schema": form}
+            names = {field.encode_name for field in msgspec.structs.fields(operation.body)}
+            encoding = {name: {"contentType": "application/json"} for name in STRUCTURED if name in names}
+            schema["multipart/form-data"] = {"schema": form, "encoding": encoding}
         made["requestBody"] = {"required": True, "content": schema}
     if operation.method != "get":
         made["security"] = [{}, {"bearer": []}, {"header": []}]

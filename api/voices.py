@@ -72,7 +72,7 @@ def blueprint(edge: Edge) -> Blueprint:
             raise RequestError(
                 "There is no stored voice of this name.", "name", status=404, code="voice_not_found"
             )
-        return {"id": name, "object": "voice", "deleted": True}
+        return {"id": name, "object": "audio.voice", "deleted": True}
 
     @routes.get("/v1/audio/speech/voices")
     async def by_model() -> list[dict[str, Any]]:
@@ -139,15 +139,16 @@ async def stored_voices(edge: Edge, model: str | None = None) -> list[dict[str, 
 def described(edge: Edge, voice: StoredVoice) -> dict[str, Any]:
     """A stored voice, without its sound."""
     return {
+        "object": "audio.voice",
         "id": voice.name,
         "name": voice.name,
+        "created_at": voice.created,
         "type": "stored",
         "models": _imitators(edge.catalog),
         "seconds": round(voice.seconds, 3),
         "ref_text": voice.text,
         "consent": voice.consent,
         "description": voice.description,
-        "created": voice.created,
     }
 
 

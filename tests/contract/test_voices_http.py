@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,10 @@ async def test_a_voice_is_stored_used_listed_and_forgotten(http: httpx.AsyncClie
     form = {"name": "Ada", "ref_text": CLONE["ref_text"], "consent": "mine", "description": "A test"}
     reply = await http.post(VOICES, data=form, files={"audio_sample": ("../x.wav", wav())})
     assert reply.status_code == 200, reply.text
-    assert reply.json()["models"] == ["base"]
+    made = reply.json()
+    assert made["models"] == ["base"]
+    assert (made["object"], made["id"], made["name"]) == ("audio.voice", "Ada", "Ada")
+    assert time.time() - 60 < made["created_at"] <= time.time()
     listed = (await http.get(VOICES)).json()["voices"]
     (ada,) = [voice for voice in listed if voice["type"] == "stored"]
     assert (ada["id"], ada["seconds"], ada["consent"]) == ("Ada", 1.0, "mine")
