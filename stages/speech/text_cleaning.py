@@ -118,7 +118,10 @@ class Cleaner:
     def _settled(self) -> str:
         """What nothing that follows in the line can change."""
         made: list[str] = []
-        while not self._fence and (found := _BOUNDARY.search(self._held, self._next)):
+        while not self._fence and self._next <= len(self._held):
+            if (found := _BOUNDARY.search(self._held, self._next)) is None:
+                self._next = len(self._held)
+                break
             at = found.end()
             text = self._without_marks(self._held[:at], whole=at > FARTHEST)
             if text is None:
@@ -126,7 +129,6 @@ class Cleaner:
             else:
                 made.append(self._spaced(text))
                 self._held, self._next, self._line_begins = self._held[at:], 1, False
-        self._next = max(self._next, len(self._held))
         return "".join(made)
 
     def _end_line(self) -> str:

@@ -50,6 +50,7 @@ def test_marks_are_taken_out_and_words_stay(raw: str, plain: str) -> None:
         "e-mail me: a_b@c_d.org",
         "™ © ® № → ½ 20 €",
         "(see [1] and [2])",
+        "[看，。",
         "1. First\n2. Second",
     ],
 )
