@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from ..bus.client import ChatRequest, SpeechRequest
@@ -57,6 +58,8 @@ class Job(Generic[Request]):
         :raises RequestError: its stages are down, or it was closed meanwhile.
         """
         await self._ticket.wait()
+        if self.over:
+            return
         try:
             self._edge.refuse_if_down(self._request.family)
         except RequestError as refused:
@@ -73,10 +76,11 @@ class Job(Generic[Request]):
 
     async def wait(self) -> None:
         """Until a message is here, or the ending, without taking it. What stands still for too long is ended."""
-        if self._ending is not None:
+        if self.ready:
+            await anyio.lowlevel.checkpoint()
             return
         if self._patience == math.inf:
-            self.postpone()
+            self._patience = anyio.current_time() + self._limit_s
         with anyio.move_on_at(self._patience) as self._waiting:
             await self._request.wait()
         if self._waiting.cancelled_caught:
@@ -85,11 +89,10 @@ class Job(Generic[Request]):
             self._ending = Ending(request=self.name, reason="error", failure=failure)
             self._request.close()
 
-    def postpone(self) -> None:
-        """Count the time until the next message has to be here anew."""
-        self._patience = anyio.current_time() + self._limit_s
-        if self._waiting is not None:
-            self._waiting.deadline = self._patience
+    def _postpone(self) -> None:
+        """Count the time until the next message has to be here anew, where it is counted."""
+        if self._waiting is not None and self._patience < math.inf:
+            self._patience = self._waiting.deadline = anyio.current_time() + self._limit_s
 
     async def _next(self) -> Any:
         """Take the next message; None at the end, with which `ending` is set."""
@@ -212,7 +215,7 @@ class SpeechJob(Job[SpeechRequest]):
         """More of the text of a request that was opened with a beginning; `final` ends it."""
         self._texts.append((text, final))
         self._text += text
-        self.postpone()
+        self._postpone()
         if self._opened and not self._closed:
             await self._send_texts()
 

@@ -67,7 +67,7 @@ class Spoken:
     ) -> AsyncIterator[ChatDelta | ChatFinished | bytes | None]:
         """What comes, and None whenever nothing has come for so long."""
         chat, voice = self.chat, self.voice
-        while not (chat.over and (voice.over or not self._speaking)):
+        while self._writes or self._speaks:
             with anyio.move_on_after(silence_s) as limit:
                 await self._arrival()
             parts = (None,) if limit.cancelled_caught else (await self._write(), await self._speak())
@@ -99,9 +99,17 @@ class Spoken:
     def failure(self) -> Failure | None:
         return self._failure or self.chat.failure()
 
+    @property
+    def _writes(self) -> bool:
+        return not self.chat.over
+
+    @property
+    def _speaks(self) -> bool:
+        return self._speaking and not self.voice.over
+
     async def _arrival(self) -> None:
         """Until either request has something. May be cancelled."""
-        if self.chat.ready or self.voice.ready:
+        if (self._writes and self.chat.ready) or (self._speaks and self.voice.ready):
             await anyio.lowlevel.checkpoint()
             return
         async with anyio.create_task_group() as tasks:
@@ -116,14 +124,14 @@ class Spoken:
                     await self.voice.wait()
                 tasks.cancel_scope.cancel()
 
-            if not self.chat.over:
+            if self._writes:
                 tasks.start_soon(written)
-            if self._speaking and not self.voice.over:
+            if self._speaks:
                 tasks.start_soon(spoken)
 
     async def _write(self) -> ChatDelta | None:
         """Take what the chat has told, and have it spoken."""
-        if self.chat.over or not self.chat.ready:
+        if not self._writes or not self.chat.ready:
             return None
         part = await self.chat.take()
         if isinstance(part, ChatFinished):
@@ -143,7 +151,7 @@ class Spoken:
 
     async def _speak(self) -> bytes:
         """Take what the voice has said."""
-        if not self._speaking or not self.voice.ready:
+        if not self._speaking or not self.voice.ready:  # also where it has just ended
             return b""
         piece = await self.voice.piece()
         if self.voice.over and (failure := self.voice.failure()) is not None:

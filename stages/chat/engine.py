@@ -215,8 +215,9 @@ class Engine:
             self._prefills.append(Prefill(request, readers))
 
     def _guessed(self, request: Request) -> bool:
-        """Whether the draft model guesses for this request, each token of which is not needed before the next."""
-        return self.draft is not None and request.grammar is None and request.thinking_tokens is None
+        """Whether the draft model guesses for this request, no token of which decides what the next may be."""
+        bounded = request.thinking_tokens is not None and self.model.think_end is not None
+        return self.draft is not None and request.grammar is None and not bounded
 
     def _read(self) -> list[Event]:
         prefill = self._prefills.popleft()

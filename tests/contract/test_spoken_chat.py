@@ -16,6 +16,7 @@ import numpy as np
 import openai
 import pytest
 
+from vivavoce.api.spoken import Spoken
 from vivavoce.bus.layout import Chat
 from vivavoce.bus.running import Running
 from vivavoce.stages.speech import encoder
@@ -52,7 +53,7 @@ async def spoken_server(together: Running) -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def both(spoken_server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=spoken_server.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=spoken_server.url, timeout=60) as client:
         yield client
 
 
@@ -112,8 +113,19 @@ async def whole_of(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, A
     return answer.json()
 
 
-async def test_one_stream_of_text_and_voice(both: httpx.AsyncClient, opened: list[str]) -> None:
+async def test_one_stream_of_text_and_voice(
+    both: httpx.AsyncClient, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[Spoken] = []
+    arrival = Spoken._arrival  # pyright: ignore[reportPrivateUsage]
+
+    async def counted(spoken: Spoken) -> None:
+        waits.append(spoken)
+        await arrival(spoken)
+
+    monkeypatch.setattr(Spoken, "_arrival", counted)
     deltas = await deltas_of(both, HELLO)
+    assert len(waits) <= 2 * len(deltas)  # it waits for what comes, and does not poll
     text = "".join(delta.get("content") or "" for delta in deltas)
     assert text == joined(deltas, "transcript") != ""
     named = [delta["audio"]["id"] for delta in deltas if "id" in delta.get("audio", {})]
@@ -178,7 +190,7 @@ async def test_formats(both: httpx.AsyncClient, kind: str) -> None:
 
 async def test_the_sdk_reads_it(spoken_server: Server) -> None:
     url = spoken_server.url + "/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=20) as sdk:
+    async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=60) as sdk:
         ask: Any = {**HELLO, "stop": [","], "audio": {"voice": "alloy", "format": "pcm16"}, "seed": 1}
         whole = await sdk.chat.completions.create(**ask)
         spoken = whole.choices[0].message.audio
