@@ -6,8 +6,9 @@ process. The party speaks first: a bound socket cannot send before the other end
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +88,9 @@ class Parties(NamedTuple):
     speech: SpeechParty
     chat: Party
 
+    def named(self, family: str) -> Party:
+        return self.speech if family == "speech" else self.chat
+
 
 @asynccontextmanager
 async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator[Parties]:
@@ -94,55 +98,57 @@ async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator
 
     :param drain: waits for what is queued on the device.
     """
-    layout, process = station.layout, station.process
-    kind = layout.sharing(process)
+    layout, process, schedule = station.layout, station.process, station.layout.schedule
     with ExitStack() as stack:
-        traces = {family: _trace(layout.schedule, process, family, stack) for family in FAMILIES}
-        if kind == "thread":
-            both: list[Party] = []
-            arbiter = LoopArbiter(
-                layout.schedule, lambda name, told: both[name == "chat"].take(told), rest="speech"
+
+        def make(tells: Mapping[str, Callable[[Said], object]], drain: Callable[[], None]) -> Parties:
+            traces = {family: _trace(schedule, process, family, stack) for family in layout.families(process)}
+            speech, chat = traces.get("speech", _untraced), traces.get("chat", _untraced)
+            return Parties(
+                SpeechParty(schedule, tells.get("speech"), stages=station.stages, drain=drain, trace=speech),
+                Party(schedule, tells.get("chat"), drain=drain, trace=chat),
             )
-            speech = SpeechParty(
-                layout.schedule,
-                lambda said: arbiter.hear("speech", said),
-                stages=station.stages,
-                trace=traces["speech"],
-            )
-            chat = Party(layout.schedule, lambda said: arbiter.hear("chat", said), trace=traces["chat"])
-            both += [speech, chat]
-            yield Parties(speech, chat)
-            return
-        made = Parties(
-            SpeechParty(layout.schedule, trace=traces["speech"]), Party(layout.schedule, trace=traces["chat"])
-        )
-        if kind is None:
-            yield made
-            return
-        async with anyio.create_task_group() as tasks:
-            for family in layout.lessees()[process]:
-                address = _address(layout, station.folder, process, family, station.epochs.get(process, 0))
-                socket = wire.control_socket(station.context, address, bind=False)
-                stack.callback(socket.close)
-                tell, trace = _teller(socket), traces[family]
-                if family == "speech":
-                    party = SpeechParty(
-                        layout.schedule, tell, stages=station.stages, drain=drain, trace=trace
+
+        match layout.sharing(process):
+            case None:
+                yield make({}, drain)
+            case "thread":
+
+                def tell(family: str, told: Told) -> None:
+                    made.named(family).take(told)
+
+                arbiter = LoopArbiter(schedule, tell, rest="speech")
+                # Both queue on one stream, in the order of their turns: nothing has to be waited for.
+                made = make({family: partial(arbiter.hear, family) for family in FAMILIES}, lambda: None)
+                yield made
+            case "lease":
+                sockets = {
+                    family: wire.control_socket(
+                        station.context,
+                        _address(layout, station.folder, process, family, station.epochs.get(process, 0)),
+                        bind=False,
                     )
-                    made = made._replace(speech=party)
-                else:
-                    party = Party(layout.schedule, tell, drain=drain, trace=trace)
-                    made = made._replace(chat=party)
-                tasks.start_soon(_listen, socket, party)
-            yield made
-            tasks.cancel_scope.cancel()
+                    for family in layout.lessees()[process]
+                }
+                for socket in sockets.values():
+                    stack.callback(socket.close)
+                made = make({family: _teller(socket) for family, socket in sockets.items()}, drain)
+                async with anyio.create_task_group() as tasks:
+                    for family, socket in sockets.items():
+                        tasks.start_soon(_listen, socket, made.named(family))
+                    yield made
+                    tasks.cancel_scope.cancel()
+
+
+def _untraced(_begun: float, _ended: float) -> None:
+    pass
 
 
 def _trace(
     settings: Schedule, process: str, family: str, stack: ExitStack
 ) -> Callable[[float, float], object]:
     if settings.trace is None:
-        return lambda _begun, _ended: None
+        return _untraced
     file = stack.enter_context(Path(settings.trace, f"{process}-{family}.jsonl").open("a"))  # noqa: SIM115
     return lambda begun, ended: file.write(f"[{begun:.6f}, {ended:.6f}]\n")
 

@@ -135,8 +135,8 @@ class SpeechParty(Party):
         """:param stages: of the device thread."""
         super().__init__(settings, tell, **options)
         here = [stage for stage in FAMILIES["speech"] if stage in stages]
-        self.last = here[-1] if "talker" in here else ""
-        """The stage that a request leaves the device thread from; none where its frames are begun elsewhere."""
+        self.last = here[-1] if tell is not None and "talker" in here else ""
+        """The stage that a request leaves the device thread from; none where nothing waits for its frames."""
         self.cost_s = FIRST_COST_S
         """What a frame takes, by those of late."""
         self._moving: dict[str, float | None] = {}
