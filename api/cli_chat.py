@@ -79,7 +79,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--model", "--chat-model", dest="chat_model", action="append", metavar="MODEL", default=[]
     )
     parser.add_argument("--speak", action="store_true", help="speak each answer while it is written")
-    parser.add_argument("--voice", help="with --speak: a preset voice (default: the speech model's first)")
+    parser.add_argument("--voice", help="speak with this preset voice (default: the speech model's first)")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="speak into FILE, FILE-2 … instead of the speakers"
     )
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..bus.layout import load
 
-    args.speak = args.speak or args.output is not None
+    args.speak = args.speak or args.voice is not None or args.output is not None
     args.play = args.speak and args.output is None
     name = args.layout or ("together" if args.speak else "chat")
     anyio.run(_chat, args, with_chat(load(name), args))

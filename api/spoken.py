@@ -22,7 +22,7 @@ from .exchange import current
 from .job import SpeechJob
 
 KEPT_S = 3600
-MOST_KEPT = 1000
+MOST_KEPT = 256
 
 
 async def speak_of(edge: Edge, body: ChatBody) -> Speak:

@@ -115,3 +115,20 @@ async def test_the_answers_stay_the_same(drafted: httpx.AsyncClient, chat_http: 
     assert await answered(drafted) == (plain, "length")
     long = [{"role": "user", "content": "word " * 500}]
     assert (await answered(drafted, messages=long, max_tokens=2))[1] == "length"
+
+
+async def test_a_prompt_cache_outlives_the_server(tiny_folder: Path, tmp_path: Path) -> None:
+    layout = chat_layout(tiny_folder, chunk=64, prompt_cache=str(tmp_path / "kept"))
+    body = {**GREEDY, "messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 5}
+    told: list[Any] = []
+    for _ in range(2):
+        async with (
+            Running(layout) as running,
+            serving(running) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+        ):
+            told.append((await client.post(CHAT, json=body)).json())
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in told]
+    assert cached[0] == 0
+    assert cached[1] >= 192
+    assert told[0]["choices"] == told[1]["choices"]

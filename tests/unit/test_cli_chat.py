@@ -26,7 +26,8 @@ def test_a_chat_model_brings_the_layout_that_runs_both() -> None:
 
 def test_options_replace_settings() -> None:
     words = ("--layout", "chat", "--chat-model", "m", "--draft-model", "d", "--num-draft-tokens", "5")
-    made = configured(given(*words, "--kv-bits", "8", "--kv-group-size", "32")).chat
+    made = configured(given(*words, "--kv-bits", "8", "--kv-group-size", "32", "--prompt-cache", "p")).chat
+    assert made.prompt_cache == "p"
     assert (made.draft_model, made.draft_tokens, made.kv_bits, made.kv_group_size) == ("d", 5, 8, 32)
     assert configured(given("--layout", "chat", "--chat-model", "m")).chat.kv_bits is None
 
