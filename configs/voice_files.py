@@ -27,6 +27,10 @@ class VoiceFiles:
         """:param folder: that of the voices."""
         self._folder = folder
 
+    def has(self, voice: str, name: str) -> bool:
+        """Whether there is such a file, whatever is in it."""
+        return (self._folder / f"{voice.lower()}{ENDING}" / name).exists()
+
     def find(self, voice: str, name: str) -> bytes | None:
         return _read(self._folder / f"{voice.lower()}{ENDING}" / name)
 
@@ -74,6 +78,7 @@ def _read(path: Path) -> bytes | None:
         return None
     if data[:_HASH] != _hash(path.name, data[_HASH:]):
         log.warning("%s is damaged and is made anew", path)
+        path.unlink(missing_ok=True)
         return None
     with suppress(OSError):
         os.utime(path)

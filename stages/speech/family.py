@@ -19,6 +19,12 @@ def check(models: Models, speak: Speak) -> Qwen3TTS:
         raise RequestError(f"no speech model {speak.model!r}", "model", status=404, code="model_not_found")
     cloning = speak.reference is not None or speak.x_vector is not None
     if cloning and model.kind != "base":
+        if speak.stored:
+            raise RequestError(
+                f"Voice {speak.stored!r} is a stored voice, which model {speak.model} cannot imitate: "
+                f"{_use(models, _clones)}.",
+                "voice",
+            )
         given = "ref_audio" if speak.reference is not None else "speaker_embedding"
         raise RequestError(
             f"Model {speak.model} cannot imitate a voice: leave out {given}, or {_use(models, _clones)}.",

@@ -63,16 +63,22 @@ class Kept(Generic[V]):
     def get(self, speak: Speak, model: Qwen3TTS, key: str) -> V | None:
         name = self._name(speak, model, key)
         found = self._memory.get(name)
-        if found is None and self._files is not None and speak.stored and model.fingerprint:
+        if found is not None:
+            self._write(speak, model, name, found)  # it may have been computed before the voice was stored
+        elif self._files is not None and speak.stored and model.fingerprint:
             data = self._files.find(speak.stored, name)
             found = None if data is None else self._take(name, data)
         return found
 
     def put(self, speak: Speak, model: Qwen3TTS, key: str, value: V) -> None:
-        name, groups = self._name(speak, model, key), self._parts(value)
-        self._memory.put(name, value, sum(part.nbytes for group in groups for part in group))
-        if self._files is not None and speak.stored and model.fingerprint:
-            self._files.keep(speak.stored, name, encode(_File(groups)))
+        name = self._name(speak, model, key)
+        self._memory.put(name, value, sum(part.nbytes for group in self._parts(value) for part in group))
+        self._write(speak, model, name, value)
+
+    def _write(self, speak: Speak, model: Qwen3TTS, name: str, value: V) -> None:
+        files = self._files
+        if files is not None and speak.stored and model.fingerprint and not files.has(speak.stored, name):
+            files.keep(speak.stored, name, encode(_File(self._parts(value))))
 
     def _name(self, speak: Speak, model: Qwen3TTS, key: str) -> str:
         return f"{self._kind}-{model.fingerprint or speak.model}-{key}"

@@ -84,7 +84,8 @@ class PromptStage(Actor[_Request]):
             assert speak.x_vector is not None
             clone, key = listener.given(speak.x_vector), listener.key(speak.x_vector)
         else:
-            clone, key = await self._hear(speak, text), listener.key(speak.reference)
+            key = listener.key(speak.reference)
+            clone = await self._hear(speak, key, text)
         bare = msgspec.structs.replace(
             speak, reference=None, x_vector=None, primer=clone.codes, voice_key=key
         )
@@ -119,9 +120,9 @@ class PromptStage(Actor[_Request]):
             case _:
                 raise TypeError(f"prompt takes no {type(message).__name__}")
 
-    async def _hear(self, speak: Speak, text: str | None) -> Clone:
+    async def _hear(self, speak: Speak, key: str, text: str | None) -> Clone:
         """Encode a reference in steps, so that running requests go on meanwhile, and as long as it is wanted."""
-        steps = self._listeners[speak.model].hear(speak, text)
+        steps = self._listeners[speak.model].hear(speak, key, text)
         while not self._waiting.closed(speak.request):
             try:
                 next(steps)

@@ -247,6 +247,7 @@ async def test_text_in_pieces_in_a_cloned_voice(family: Running) -> None:
         ({"model": "base", "reference": "low", "instructions": "Sad."}, "instructions", "design"),
         ({"model": "custom", "voice": "ryan", "reference": "low"}, "ref_audio", "base"),
         ({"model": "custom", "voice": "ryan", "x_vector": b"\0" * 128}, "speaker_embedding", "base"),
+        ({"model": "custom", "reference": "low", "stored": "Ada"}, "voice", "'Ada' is a stored voice"),
         ({"model": "custom06", "voice": "ryan", "instructions": "Sad."}, "instructions", "custom"),
         ({"model": "design"}, "instructions", "description"),
         ({"model": "design", "voice": "ryan", "instructions": "Old."}, "voice", "custom"),

@@ -62,7 +62,7 @@ def kept(files: VoiceFiles | None = None, bound: int = 1 << 20) -> Kept[Clone]:
 def heard(listener: Listener, pcm: bytes, text: str | None, stored: str | None = None) -> tuple[Clone, int]:
     """The voice, and how many steps it took."""
     speak = Speak(request="r", model="base", text="", seed=0, reference=pcm, stored=stored)
-    steps, count = listener.hear(speak, text), 0
+    steps, count = listener.hear(speak, listener.key(pcm), text), 0
     while True:
         try:
             next(steps)
@@ -124,6 +124,15 @@ def test_what_was_heard_of_a_stored_voice_is_there_after_a_restart(model: Qwen3T
         (Listener(model, 0.5, kept(store.files)), noise(1), None),  # a client's own
     ):
         assert heard(listener, pcm, "Said.", stored)[1] > 0
+
+
+def test_a_clip_that_was_heard_before_it_was_stored_is_kept_too(model: Qwen3TTS, tmp_path: Path) -> None:
+    store = VoiceStore(tmp_path)
+    listener = Listener(model, 0.5, kept(store.files))
+    heard(listener, noise(1), "Said.")
+    store.add("Ada", noise(1))
+    assert heard(listener, noise(1), "Said.", "Ada")[1] == 0
+    assert heard(Listener(model, 0.5, kept(store.files)), noise(1), "Said.", "Ada")[1] == 0
 
 
 def test_a_start_takes_up_what_was_kept(model: Qwen3TTS, tmp_path: Path) -> None:

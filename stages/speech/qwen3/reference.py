@@ -27,8 +27,8 @@ class Listener:
         made.update(f" and {len(self._silence)} samples of silence".encode())
         return made.hexdigest()
 
-    def hear(self, speak: Speak, text: str | None) -> Generator[None, None, Clone]:
-        """The voice in a request's reference; with what is said in it also the codes.
+    def hear(self, speak: Speak, key: str, text: str | None) -> Generator[None, None, Clone]:
+        """The voice in a request's reference, whose `key` this is; with what is said in it also the codes.
 
         A generator, so that others may compute between its steps of about a second of sound each.
         """
@@ -36,7 +36,7 @@ class Listener:
         assert pcm is not None
         encoder, speaker = self._model.codec_encoder, self._model.speaker_encoder
         assert speaker is not None
-        key = f"{self.key(pcm)}{'' if text is None else '-codes'}"
+        key += "" if text is None else "-codes"
         found = self._heard.get(speak, self._model, key)
         if found is None:
             samples = np.frombuffer(pcm, "<i2").astype(np.float32) * np.float32(2**-15)
