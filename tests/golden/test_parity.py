@@ -65,7 +65,8 @@ def test_the_decoder_sees_72_frames(base: Qwen3TTS) -> None:
 def test_no_seam_every_15_frames(base: Qwen3TTS) -> None:
     codes = mx.array(np.random.default_rng(1).integers(0, 2048, (1, 40, 16)), mx.int32)
     whole, _ = base.codec.step(codes, base.codec.start())
-    np.testing.assert_allclose(np.array(base.codec.decode(codes)), np.array(whole), atol=1e-5)
+    # To the last bit of a sample; how products of other shapes round depends on the machine's BLAS and threads.
+    np.testing.assert_allclose(np.array(base.codec.decode(codes)), np.array(whole), rtol=0, atol=2**-15)
 
 
 def test_a_clone_does_not_start_cold(base: Qwen3TTS, golden: Golden) -> None:
