@@ -45,7 +45,7 @@ class Actor(Generic[R]):
         self._progress = progress or nullcontext()
         self._party = party or SpeechParty(Schedule())
         self._clocks: dict[str, _Clock] = {}
-        self._turn = 0.0
+        self._turn: float | None = None
         """When the turn in progress was begun, by `time.perf_counter`."""
 
     def open(self, speak: Speak) -> R:
@@ -90,14 +90,15 @@ class Actor(Generic[R]):
 
     async def _attempt(self, request: str, work: Awaitable[None], outbox: Outbox) -> None:
         """A turn of work for a request."""
+        began = self._turn = time.perf_counter()
         try:
             with self._progress:
-                self._turn = time.perf_counter()
                 await work
-                if (clock := self._clocks.get(request)) is not None:
-                    clock.busy_s += time.perf_counter() - self._turn
         except Exception as error:  # the request's boundary: one request fails, the stage goes on
             await self._fail(request, error, outbox)
+        if (clock := self._clocks.get(request)) is not None:
+            clock.busy_s += time.perf_counter() - began
+        self._turn = None
 
     async def _fail(self, request: str, error: Exception, outbox: Outbox) -> None:
         self.requests.pop(request, None)
@@ -155,7 +156,8 @@ class Actor(Generic[R]):
     def spent(self, request: str) -> StageTime:
         """Its time so far, the turn in progress included."""
         clock = self._clocks[request]
-        return StageTime(clock.begun, time.time(), clock.busy_s + time.perf_counter() - self._turn)
+        turn_s = 0.0 if self._turn is None else time.perf_counter() - self._turn
+        return StageTime(clock.begun, time.time(), clock.busy_s + turn_s)
 
 
 def _failed(request: str, error: Exception) -> Ending:
