@@ -80,7 +80,9 @@ def fingerprint(path: Path, dtypes: str) -> str:
 
     Of large files only a sample is read, and when they were changed: they would take longer to hash than to load.
     """
-    made = blake2b(f"{version('mlx')} {mx.device_info()} {dtypes}".encode(), digest_size=16)
+    info = mx.device_info()
+    device = f"{info.get('device_name')} {info.get('architecture')}"
+    made = blake2b(f"{version('mlx')} {device} {dtypes}".encode(), digest_size=16)
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         made.update(file.read_bytes())
     for file in sorted(path.rglob("*")):
