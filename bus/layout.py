@@ -156,7 +156,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """`deadline`: how long before a listener would run dry the next audio has to be there."""
     lead_s: float = 1.5
     """`pace`: how far ahead of play-out speech is made; more than `speech.max_chunk_frames` frames of 80 ms."""
-    patience_s: float = 1.0
+    patience_s: float = 0.5
     """`deadline`: chat gets a slice after waiting this long, even where speech falls behind."""
     timeout_s: float = 1.0
     """A process that holds the device, is asked for it, and gives no sign for this long, has lost it."""

@@ -12,7 +12,7 @@ import anyio
 
 from .layout import Schedule
 from .messages import FAMILIES
-from .schedule import Ask, Grant, Lost, Playout, Recall, Release, Said, Told
+from .schedule import FRAME_S, Ask, Grant, Lost, Playout, Recall, Release, Said, Told
 
 FIRST_COST_S = 0.04
 """What a frame is taken to cost before any was measured."""
@@ -138,9 +138,10 @@ class SpeechParty(Party):
         self.last = here[-1] if tell is not None and "talker" in here else ""
         """The stage that a request leaves the device thread from; none where nothing waits for its frames."""
         self.cost_s = FIRST_COST_S
-        """What a frame takes, by those of late."""
+        """What a frame takes, by those that followed each other: it rises at once and falls slowly."""
         self._moving: dict[str, float | None] = {}
-        """When the frame was begun; None for a prompt."""
+        """When the frame was begun, if right behind the one before: frames are queued, and what a frame waits for
+        is the one before, so that only those in a row tell how long the device has work."""
         self._waiting: dict[str, float] = {}
         """When the next frame has to be begun."""
         self._fresh = False
@@ -165,10 +166,11 @@ class SpeechParty(Party):
             return True
         now = self._clock()
         if (began := self._moving.pop(request, None)) is not None:
-            self.cost_s += (now - began - self.cost_s) / 5
+            took = min(now - began, FRAME_S)  # with more no listener is ever served in time
+            self.cost_s = max(took, 0.9 * self.cost_s + 0.1 * took)
         due = min(playout.due(frame, now, self.cost_s, self._settings), self._waiting.pop(request, math.inf))
         if self.held and self._may(due):
-            self._begin(request)
+            self._begin(request, now)
             self._settle()
             return True
         self._waiting[request] = due
@@ -189,7 +191,7 @@ class SpeechParty(Party):
         if not self._may(self._waiting[request]):
             return None
         del self._waiting[request]
-        self._begin(request)
+        self._begin(request, None)
         return request
 
     async def next_turn(self) -> str:
@@ -208,8 +210,8 @@ class SpeechParty(Party):
         patient = now - self._wanted_since < self._settings.patience_s
         return self._settings.policy == "deadline" and due <= now and patient
 
-    def _begin(self, request: str) -> None:
-        self._moving[request], self._fresh = self._clock(), False
+    def _begin(self, request: str, now: float | None) -> None:
+        self._moving[request], self._fresh = now, False
         if self._wanted_since is not None:
             self._tell(Ask(0.0))  # a sign of life
 

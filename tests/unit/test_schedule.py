@@ -322,6 +322,28 @@ def test_a_party_that_is_gone_holds_nothing_and_asks_for_nothing() -> None:
     assert ledger.new() == [("a", Grant(1, False)), ("a", Recall()), ("c", Grant(2, False))]
 
 
+def test_the_cost_of_a_frame_is_that_of_frames_in_a_row() -> None:
+    """A frame behind a slice of chat waits for nothing: what passes is only the time to queue it."""
+    now = [0.0]
+    party = SpeechParty(Schedule(), lambda _: None, stages=STAGES, clock=lambda: now[0])
+    playout = Playout(itertools.repeat(1))
+    playout.taken(0.0)
+    party.take(Grant(1, False))
+    assert party.ready("r", playout, 1)
+    now[0] = 0.06
+    assert party.ready("r", playout, 2)
+    assert party.cost_s == pytest.approx(0.06)
+    party.take(Recall())
+    now[0] = 0.12
+    assert not party.ready("r", playout, 40)  # made far ahead: chat's turn
+    assert not party.held
+    party.take(Grant(2, True))
+    assert party.turn() == "r"
+    now[0] = 0.121
+    party.ready("r", playout, 41)
+    assert party.cost_s == pytest.approx(0.06)
+
+
 async def test_at_rest_the_device_is_speechs_and_without_others_nothing_is_said() -> None:
     world = World(Schedule())
     said: list[object] = []
