@@ -1,8 +1,9 @@
 """Stage `chat`: requests become tokens, in slices between which the other stages of the loop have their turn."""
 
 import logging
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
@@ -27,6 +28,7 @@ from ...bus.messages import (
     Failure,
     Likely,
     Message,
+    StageTime,
 )
 from ...bus.turns import Party
 from . import events
@@ -47,6 +49,7 @@ class _Request:
     credit: int
     cut: bool = False
     """Whether a choice ended at its limit."""
+    begun: float = field(default_factory=time.time)
 
 
 class ChatStage:
@@ -155,7 +158,9 @@ class ChatStage:
                 await outbox.send(event)
             case ChatDone():
                 await outbox.send(event)
-                await self._end(Ending(request=name, reason="length" if request.cut else "stop"), outbox)
+                spent = StageTime(request.begun, time.time(), event.prompt_s + event.generation_s)
+                reason = "length" if request.cut else "stop"
+                await self._end(Ending(request=name, reason=reason, stages={"chat": spent}), outbox)
             case events.Failed():
                 await self._end(_failed(name, event.message), outbox)
 

@@ -96,5 +96,17 @@ async def test_an_error_is_told(
     assert "klingon" in failed.status.message
 
 
+async def test_chat_is_a_stage(
+    collector: Collector, serve_chat: Callable[..., AbstractAsyncContextManager[Any]]
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
+    async with serve_chat() as server, httpx.AsyncClient(base_url=server.url) as http:
+        await http.post("/v1/chat/completions", json=body)
+        with anyio.fail_after(10):
+            spans = await collector.until(2)
+    assert spans["chat"].parent_span_id == spans["POST /v1/chat/completions"].span_id
+    assert attributes(spans["chat"])["vivavoce.busy_s"] > 0
+
+
 def test_without_a_target_nothing_is_made() -> None:
     assert tracing.start() is None
