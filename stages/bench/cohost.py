@@ -172,6 +172,7 @@ async def _round(
                 async with clients.chatting(work) as chatter:
                     begun = time.monotonic()
                     await anyio.sleep(args.alone)
+                    await chatter.word()
                     alone[work] = chatter.talk(begun)
                 say(f"chat {work} beside speech")
                 async with clients.chatting(work) as chatter:
@@ -187,12 +188,17 @@ class _Chatter:
     """What chat has said since it began."""
 
     def __init__(self) -> None:
-        self.heard = anyio.Event()
+        self._heard = anyio.Event()
         self._tokens: list[tuple[float, int]] = []
 
     def take(self, tokens: int) -> None:
         self._tokens.append((time.monotonic(), tokens))
-        self.heard.set()
+        self._heard.set()
+
+    async def word(self) -> None:
+        """Until it says something."""
+        self._heard = anyio.Event()
+        await self._heard.wait()
 
     def talk(self, begun: float) -> Talk:
         """What was said from then until now."""
@@ -206,6 +212,8 @@ class _Clients:
         self._client = running.client
         self._speech = next(model for model in running.models if model.family == "speech")
         self._chat = next(model for model in running.models if model.family == "chat")
+        if not self._speech.voices:
+            raise VivavoceError("the speech model has no preset voice: measure a custom-voice model")
         self._frames: int | None = args.frames
         self._prompt_tokens: int = args.prompt_tokens
         self._numbers = count()
@@ -239,7 +247,7 @@ class _Clients:
         chatter = _Chatter()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._chat_on, work, chatter)
-            await chatter.heard.wait()
+            await chatter.word()
             yield chatter
             tasks.cancel_scope.cancel()
 

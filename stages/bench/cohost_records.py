@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-Work = Literal["nothing", "decoding", "prefilling"]
+Work = Literal["decoding", "prefilling"]
 """What chat does meanwhile."""
 
 
@@ -45,11 +45,6 @@ class Talk(msgspec.Struct, frozen=True):
     times: tuple[float, ...]
     """When each token came; for prompts when each was read."""
     tokens: int
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.tokens / (self.ended - self.begun)
 
     @property
     def longest_gap_s(self) -> float:

@@ -17,7 +17,8 @@ def describe(about: About) -> str:
     memory = psutil.virtual_memory().total / 2**30
     parts = [
         f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB",
-        f"mlx {version('mlx')} {about.backend}" + (f" ({about.device})" if about.backend != "cpu" else ""),
+        f"mlx {version('mlx')} {about.backend}"
+        + (f" ({about.device})" if about.backend != "cpu" and about.device else ""),
     ]
     if about.backend == "cpu" and sys.platform == "linux":
         parts.append(about.blas or "reference BLAS")

@@ -98,7 +98,7 @@ def test_random_chat_weights_are_a_model_that_loads(dtype: str, tmp_path: Path) 
 
 def test_a_run(smollm2_folder: Path, tmp_path: Path) -> None:
     result, picture = tmp_path / "result.json", tmp_path / "picture.svg"
-    words = ["bench", "cohost", "--chat-model", str(smollm2_folder), "--layout", "together", "--frames", "3"]
+    words = ["bench", "cohost", "--chat-model", str(smollm2_folder), "--layout", "together", "--frames", "2"]
     words += ["--policy", "deadline", "--rounds", "1", "--alone", "0.2", "--prefill", "--prompt-tokens", "24"]
     assert cli.main([*words, "--json", str(result), "--plot", str(picture)]) == 0
     (policy,) = msgspec.json.decode(result.read_bytes(), type=Result).policies
