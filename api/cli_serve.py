@@ -61,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
             for status in running.processes()
         ]
         print(columns(rows), flush=True)
-        for told in (*cli_voice.summary(layout, running.models), *([f"tap {running.tap}"] if running.tap else [])):
+        for told in (
+            *cli_voice.summary(layout, running.models),
+            *([f"tap {running.tap}"] if running.tap else []),
+        ):
             print(f"  {told}", flush=True)
         for hint in running.hints:
             print(f"Faster: {hint}", file=sys.stderr)
