@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import platform
-import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -88,18 +87,17 @@ class ChunkFiles:
         if name in self or kv.nbytes(parts) > self._limit_bytes:
             return
         arrays: list[mx.array] = []
-        outline = json.dumps([_outline(part, arrays) for part in parts])
-        handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=ENDING)
-        os.close(handle)
+        temporary = self._folder / f".{name.hex()}.{os.getpid()}{ENDING}"
         try:
+            outline = json.dumps([_outline(part, arrays) for part in parts])
             named = {str(number): array for number, array in enumerate(arrays)}
-            mx.save_safetensors(temporary, named, {"outline": outline})
-            size = os.stat(temporary).st_size
-            os.replace(temporary, self._file(name))
-        except (OSError, RuntimeError) as error:
+            mx.save_safetensors(str(temporary), named, {"outline": outline})
+            size = temporary.stat().st_size
+            temporary.replace(self._file(name))
+        except (OSError, RuntimeError, TypeError) as error:
             log.warning("a chunk of the prompt cache was not saved: %s", error)
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
+                temporary.unlink()
             return
         self._sizes[name.hex()] = size
         while self.nbytes > self._limit_bytes:

@@ -124,6 +124,14 @@ def test_the_folder_stays_within_its_bound(tmp_path: Path) -> None:
     assert again.load(b"b") is None
 
 
+def test_a_folder_that_goes_away_harms_no_request(tiny_models: Any, ask: Any, tmp_path: Path) -> None:
+    model = tiny_models("llama")
+    engine = Engine(model, options(30_000), files=files(tmp_path / "gone"))
+    (tmp_path / "gone").rmdir()
+    assert ask(engine, PROMPT, **WANTED).failed is None
+    engine.close()
+
+
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match="cannot be used"):
