@@ -64,7 +64,8 @@ class Party:
                 self._wanted_since = self._clock() if wanted else None
                 self._granted.set()
             case Recall():
-                self._wanted_since = self._clock()
+                if self.held:  # not given back meanwhile
+                    self._wanted_since = self._clock()
             case Lost():
                 self._part()
         self._settle()

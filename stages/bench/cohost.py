@@ -9,11 +9,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -24,29 +23,16 @@ import psutil
 
 from ...bus.errors import StartError, VivavoceError
 from ...bus.layout import Layout, load
-from ...bus.messages import Chat, ChatDelta, ChatStarted, Sampling, Speak
 from ...bus.running import Running
-from ...bus.schedule import FRAME_S
 from ...configs.models import find, split_name
 from .. import device
 from . import checkpoint
+from .cohost_clients import REPLIES, Clients
 from .cohost_records import MEASURES, Policy, Reply, Result, Talk, Work, beside, sum_up, table
 from .hardware import describe
 from .records import About
 from .timeline import Picture, Span, draw
 
-REPLIES = (
-    "You have two meetings before lunch, and the one with the printers has moved to half past eleven.",
-    "The build is green again. It was the clock on the second machine, which ran nine minutes ahead of the others.",
-    "Good news: the parcel is at the corner shop, and they keep it for you until Thursday evening at seven.",
-    "I would leave the boiler alone tonight. It holds its pressure, and the man who knows it comes on Monday.",
-    "Done. I have set an alarm for six fifteen and moved the walk with Hannah to the afternoon, as it will rain.",
-    "That took longer than it should have. Three of the four disks were asleep, so the first search woke them all.",
-)
-LETTERS_A_SECOND = 15
-"""Of speech: how long a reply is that would not end by itself."""
-CHAT_TOKENS = 300
-"""Of each answer while chat is decoding."""
 SWAPPED_BYTES = 16 << 20
 """Into or out of swap during the run: more than that, and the figures would be swap's."""
 PLOTTED_S = 8.0
@@ -157,7 +143,7 @@ async def _round(
     works: list[Work] = ["decoding", *(["prefilling"] if args.prefill else [])]
     with tempfile.TemporaryDirectory(prefix="vivavoce-bench-") as trace:
         async with Running(_layout(args, models, policy, trace)) as running:
-            clients = _Clients(running, args)
+            clients = Clients(running, args)
             say("warming up")
             await clients.replies(REPLIES[:1])
             for work in works:
@@ -182,99 +168,6 @@ async def _round(
             memory = {process.name: process.rss_bytes for process in running.processes()}
             hardware = describe(About(running.backend, "", device.load_blas(), version("vivavoce"), 0.0))
         return _Round(idle, alone, both, memory, hardware, _uses(Path(trace)))
-
-
-class _Chatter:
-    """What chat has said since it began."""
-
-    def __init__(self) -> None:
-        self._heard = anyio.Event()
-        self._tokens: list[tuple[float, int]] = []
-
-    def take(self, tokens: int) -> None:
-        self._tokens.append((time.monotonic(), tokens))
-        self._heard.set()
-
-    async def word(self) -> None:
-        """Until it says something."""
-        self._heard = anyio.Event()
-        await self._heard.wait()
-
-    def talk(self, begun: float) -> Talk:
-        """What was said from then until now."""
-        ended = time.monotonic()
-        told = [(when, tokens) for when, tokens in self._tokens if begun <= when]
-        return Talk(begun, ended, tuple(when for when, _ in told), sum(tokens for _, tokens in told))
-
-
-class _Clients:
-    def __init__(self, running: Running, args: argparse.Namespace) -> None:
-        self._client = running.client
-        self._speech = next(model for model in running.models if model.family == "speech")
-        self._chat = next(model for model in running.models if model.family == "chat")
-        if not self._speech.voices:
-            raise VivavoceError("the speech model has no preset voice: measure a custom-voice model")
-        self._frames: int | None = args.frames
-        self._prompt_tokens: int = args.prompt_tokens
-        self._numbers = count()
-
-    async def replies(self, texts: tuple[str, ...] = REPLIES) -> list[Reply]:
-        """One after the other, each as soon as the one before has been received."""
-        return [await self._reply(text) for text in texts]
-
-    async def _reply(self, text: str) -> Reply:
-        number = next(self._numbers)
-        speak = Speak(
-            request=f"reply-{number}",
-            model=self._speech.name,
-            text=text,
-            voice=self._speech.voices[0],
-            seed=number,
-            max_frames=self._frames or round(len(text) / LETTERS_A_SECOND / FRAME_S),
-        )
-        asked, arrivals = time.monotonic(), list[tuple[float, float]]()
-        async with self._client.speak(speak) as request:
-            async for audio in request:
-                if audio.samples:
-                    arrivals.append((time.monotonic(), audio.samples / self._speech.sample_rate))
-        if request.ending is None or request.ending.failure is not None or not arrivals:
-            raise VivavoceError(f"speech failed: {request.ending}")
-        return Reply(asked, tuple(arrivals))
-
-    @asynccontextmanager
-    async def chatting(self, work: Work) -> AsyncGenerator[_Chatter]:
-        """Chat works without a pause; entered when it has said its first word."""
-        chatter = _Chatter()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._chat_on, work, chatter)
-            await chatter.word()
-            yield chatter
-            tasks.cancel_scope.cancel()
-
-    async def _chat_on(self, work: Work, chatter: _Chatter) -> None:
-        while True:
-            ask = self._ask(16, CHAT_TOKENS) if work == "decoding" else self._ask(self._prompt_tokens, 1)
-            async with self._client.chat(ask) as request:
-                async for part in request:
-                    if isinstance(part, ChatStarted) and work == "prefilling":
-                        chatter.take(self._prompt_tokens)
-                    elif isinstance(part, ChatDelta) and work == "decoding":
-                        chatter.take(part.tokens)
-            if request.ending is None or request.ending.failure is not None:
-                raise VivavoceError(f"chat failed: {request.ending}")
-
-    def _ask(self, tokens: int, answer: int) -> Chat:
-        """Prompts differ from their first token on, so that no cache has any of them; low ids are letters."""
-        number = next(self._numbers)
-        prompt = tuple(100 + (number + n * (n + number)) % 100 for n in range(tokens))
-        return Chat(
-            request=f"chat-{number}",
-            model=self._chat.name,
-            prompt=prompt,
-            max_tokens=answer,
-            sampling=Sampling(temperature=0.7),
-            lookahead=2 * CHAT_TOKENS,
-        )
 
 
 def _layout(args: argparse.Namespace, models: _Models, policy: str, trace: str) -> Layout:

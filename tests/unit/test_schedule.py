@@ -344,6 +344,15 @@ def test_the_cost_of_a_frame_is_that_of_frames_in_a_row() -> None:
     assert party.cost_s == pytest.approx(0.06)
 
 
+def test_a_recall_of_what_was_given_back_means_nothing() -> None:
+    said: list[object] = []
+    party = Party(Schedule(), said.append)
+    for told in (Grant(1, False), Recall(), Recall(), Grant(2, False)):
+        party.take(told)
+    assert said == [Release(1)]
+    assert party.held
+
+
 async def test_at_rest_the_device_is_speechs_and_without_others_nothing_is_said() -> None:
     world = World(Schedule())
     said: list[object] = []
