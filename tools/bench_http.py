@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.request import urlopen
 
 import anyio
 import msgspec
@@ -54,6 +55,11 @@ class Result(msgspec.Struct):
     audio_s: float
     underrun_s: float
     """How long a player that started with the first byte had nothing to play."""
+
+
+class Report(msgspec.Struct):
+    took_s: float
+    results: list[Result]
 
 
 def main() -> None:
@@ -116,10 +122,9 @@ class Clients:
         self._tell = process.stdin
         self._told = BufferedByteReceiveStream(process.stdout)
 
-    async def do(self, task: Task) -> list[Result]:
+    async def do(self, task: Task) -> Report:
         await self._tell.send(msgspec.json.encode(task) + b"\n")
-        line = await self._told.receive_until(b"\n", 1 << 24)
-        return msgspec.json.decode(line, type=list[Result])
+        return msgspec.json.decode(await self._told.receive_until(b"\n", 1 << 24), type=Report)
 
 
 @asynccontextmanager
@@ -151,7 +156,7 @@ async def _compare(
         async with running.client.speak(speak, chunk=layout.speech.max_chunk_frames) as request:
             arrived = [request.arrived async for audio in request if audio.data]
         direct.append(arrived[0] - began)
-        http += [result.ttfa_s for result in await clients.do(task)]
+        http += [result.ttfa_s for result in (await clients.do(task)).results]
     direct, http = direct[3:], http[3:]  # the first ones find cold caches
     print(f"first audio, ms ({rounds} pairs)    p50     p95")
     for name, times in (("in-process", direct), ("over HTTP", http)):
@@ -161,15 +166,14 @@ async def _compare(
 
 
 async def _crowd(clients: Clients, task: Task) -> None:
-    began = time.perf_counter()
-    results = await clients.do(task)
-    took = time.perf_counter() - began
+    report = await clients.do(task)
+    results = report.results
     times, gaps = [result.ttfa_s for result in results], [result.underrun_s for result in results]
     audio = sum(result.audio_s for result in results)
     name = f"{task.clients}, and one that stalls" if task.stalled else f"{task.clients}"
     print(
         f"{name:38}{_percentile(times, 50) * 1e3:8.0f}{_percentile(times, 95) * 1e3:9.0f}"
-        f"{statistics.mean(gaps):8.2f}{max(gaps):8.2f}{audio / took:15.2f}",
+        f"{statistics.mean(gaps):8.2f}{max(gaps):8.2f}{audio / report.took_s:15.2f}",
         flush=True,
     )
 
@@ -181,12 +185,12 @@ def _percentile(values: Sequence[float], percent: int) -> float:
 
 async def _be_clients(port: int) -> None:
     for line in sys.stdin:
-        results = await _work(port, msgspec.json.decode(line, type=Task))
-        sys.stdout.write(msgspec.json.encode(results).decode() + "\n")
+        report = await _work(port, msgspec.json.decode(line, type=Task))
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
         sys.stdout.flush()
 
 
-async def _work(port: int, task: Task) -> list[Result]:
+async def _work(port: int, task: Task) -> Report:
     results: list[Result] = []
 
     async def client(number: int) -> None:
@@ -195,15 +199,29 @@ async def _work(port: int, task: Task) -> list[Result]:
                 body = {**task.body, "seed": task.body["seed"] + number * task.requests + turn}
                 results.append(await _ask(stream, body))
 
-    async with anyio.create_task_group() as tasks, await anyio.connect_tcp("127.0.0.1", port) as stalled:
+    async with await anyio.connect_tcp("127.0.0.1", port) as stalled:
         if task.stalled:
             await _send(stalled, {**task.body, "input": f"{task.body['input']} " * 20})
             await BufferedByteReceiveStream(stalled).receive_until(b"\r\n\r\n", 1 << 16)
+            await _stands_still(port)
+        began = time.perf_counter()
         async with anyio.create_task_group() as crowd:
             for number in range(task.clients):
                 crowd.start_soon(client, number)
-        tasks.cancel_scope.cancel()
-    return results
+        return Report(time.perf_counter() - began, results)
+
+
+async def _stands_still(port: int) -> None:
+    """Until the server has made what it makes ahead for a client that does not read."""
+    before = -1
+    while (steps := _device_steps(port)) != before:
+        before = steps
+        await anyio.sleep(0.5)
+
+
+def _device_steps(port: int) -> int:
+    with urlopen(f"http://127.0.0.1:{port}/health") as answer:
+        return sum(process["device_steps"] for process in json.load(answer)["processes"])
 
 
 async def _send(stream: SocketStream, body: dict[str, Any]) -> None:
