@@ -10,7 +10,7 @@ transcript R, the text T and the codec rows C (codec bos, then one row a referen
                      the reference alone, so that its keys and values serve every text.
 
 What reference_first gains: the second request of a voice computes one row instead of those behind R. With the
-released 0.6B dimensions and 6 s of reference that is 0.27 s instead of 1.6 s of processor time; where a prompt is
+released 0.6B dimensions and 6 s of reference that is 0.2 s instead of 1.1 s of processor time; where a prompt is
 one wait for the device, as on a large GPU, it is next to nothing. What it costs: in the official layouts the model
 has read much or all of T before the first frame, here one token, and then one a frame, as when text is still
 arriving; presets speak less steadily so. How near a clone's voice stays has not been measured: it takes the
