@@ -52,12 +52,13 @@ async def test_a_whole_reply_ends_with_its_status(http: httpx.AsyncClient) -> No
         body = {**SPEECH, "stream": False}
         answers.append(await http.post("/v1/audio/speech", json=body, headers=headers))
 
-    with anyio.fail_after(15):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(speak)
-            while (deleted := await http.delete("/v1/requests/whole")).status_code == 404:
-                await anyio.lowlevel.checkpoint()
-    assert deleted.json()["speech"][0]["samples_sent"] == 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(speak)
+        with anyio.fail_after(15):
+            deleted = await http.delete("/v1/requests/whole")
+            while deleted.status_code == 404:
+                deleted = await http.delete("/v1/requests/whole")
+            assert deleted.json()["speech"][0]["samples_sent"] == 0
     assert answers[0].status_code == 499
     assert answers[0].json()["error"]["code"] == "cancelled"
     await freed(http)
