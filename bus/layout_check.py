@@ -128,8 +128,10 @@ def _numbers(layout: Layout) -> Iterator[str]:
         if value < 0 or (value == 0 and key != "max_restarts"):
             yield f"supervision.{key}: {value} is too small; allowed: above 0"
     for key, value in msgspec.structs.asdict(layout.schedule).items():
-        if isinstance(value, float) and value <= 0:
+        if isinstance(value, float) and value <= 0 and key != "reserve":
             yield f"schedule.{key}: {value} is too small; allowed: above 0"
+    if not 0 <= layout.schedule.reserve < 1:
+        yield f"schedule.reserve: {layout.schedule.reserve} is out of range; allowed: 0 or more, below 1"
     chunk_s = layout.speech.max_chunk_frames * FRAME_S
     if layout.schedule.policy == "pace" and layout.schedule.lead_s <= chunk_s:
         # Until a chunk is whole nothing of it is heard.

@@ -10,8 +10,8 @@ Policies: `race` lets parties of one thread take turns, and those of several run
 no faster than it is played, with a lead, and has all take turns; `deadline` gives chat what speech does not need.
 
 Deadlines follow from what a listener has in hand (`Playout`). A chunk of frames has to be there `slack_s` before
-the audio handed out until then has been played. Half of the time to spare until then is chat's, spread evenly over
-the frames that are still to be made, so that its slices come in between and not in one lump; the other half becomes
+the audio handed out until then has been played. A share of the time to spare until then is chat's, spread evenly
+over the frames that are still to be made, so that its slices come in between and not in one lump; the rest becomes
 the listener's reserve, for when another begins to be spoken to. First audio is due at once.
 
 A process that dies loses the device with it (its supervisor tells); a holder that is wanted and gives no sign for
@@ -209,4 +209,4 @@ class Playout:
             return self._start + frame * FRAME_S - settings.lead_s
         left = self._last + 2 - frame
         spare = self._start + self._first * FRAME_S - settings.slack_s - now - left * cost_s
-        return now + max(spare, 0.0) / 2 / left
+        return now + max(spare, 0.0) * (1 - settings.reserve) / left

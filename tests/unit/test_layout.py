@@ -93,6 +93,7 @@ def test_a_device_is_leased_where_processes_share_one(
         (GOOD + "[chat]\nkv_bits = 3", ["$.chat.kv_bits"]),
         (GOOD + "[api]\nport = 70000", ["api.port", "65535"]),
         (GOOD + '[schedule]\npolicy = "fair"', ["$.schedule.policy"]),
+        (GOOD + "[schedule]\nreserve = 1", ["schedule.reserve", "below 1"]),
         (GOOD + "[schedule]\nslice_s = 0.0", ["schedule.slice_s", "above 0"]),
         (GOOD + '[schedule]\npolicy = "pace"\nlead_s = 0.5', ["schedule.lead_s", "0.64 s"]),
         (GOOD + "[chat]\nslice_tokens = 0", ["chat.slice_tokens", "1 or more"]),
