@@ -243,8 +243,8 @@ class TalkerStage(Actor[_Request]):
             for batch in batches(ready, _kind, self._rows):
                 names = [request.speak.request for request in batch]
                 for request, queued in await self._together(batch, names, _step, outbox):
-                    work = self._stepped(request, *queued, outbox)
-                    await self._attempt(request.speak.request, work, outbox)
+                    if (name := request.speak.request) in self.requests:
+                        await self._attempt(name, self._stepped(request, *queued, outbox), outbox)
 
     async def _stepped(self, request: _Request, code0: mx.array, hidden: mx.array, outbox: Outbox) -> None:
         """A frame is queued behind the newest, which can be read now."""
