@@ -67,7 +67,8 @@ class Party:
                 if self.held:  # not given back meanwhile
                     self._wanted_since = self._clock()
             case Lost():
-                self._part()
+                if self.held:  # likewise: what was asked for since then will be granted
+                    self._part()
         self._settle()
 
     async def __aenter__(self) -> Self:
@@ -152,7 +153,7 @@ class SpeechParty(Party):
     def take(self, told: Told) -> None:
         if isinstance(told, Grant):
             self._fresh = True
-        elif isinstance(told, Lost):
+        elif isinstance(told, Lost) and self.held:
             self._moving.clear()
         super().take(told)
 

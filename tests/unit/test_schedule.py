@@ -353,6 +353,29 @@ def test_a_recall_of_what_was_given_back_means_nothing() -> None:
     assert party.held
 
 
+async def test_a_loss_that_is_told_after_the_slice_ended_is_made_good_by_the_next_grant() -> None:
+    """It was under way when the party gave the device back and asked for it again."""
+    said: list[object] = []
+    party, slices = Party(Schedule(), said.append), 0
+
+    async def use() -> None:
+        nonlocal slices
+        for _ in range(2):
+            async with party:
+                slices += 1
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use)
+            await anyio.wait_all_tasks_blocked()
+            party.take(Grant(1, True))
+            await anyio.wait_all_tasks_blocked()
+            assert said == [Ask(), Release(1), Ask()]
+            party.take(Lost())
+            party.take(Grant(2, False))
+    assert slices == 2
+
+
 async def test_at_rest_the_device_is_speechs_and_without_others_nothing_is_said() -> None:
     world = World(Schedule())
     said: list[object] = []
