@@ -29,7 +29,7 @@ class VoiceFiles:
 
     def has(self, voice: str, name: str) -> bool:
         """Whether there is such a file, whatever is in it."""
-        return (self._folder / f"{voice.lower()}{ENDING}" / name).exists()
+        return os.path.exists(self._folder / f"{voice.lower()}{ENDING}" / name)
 
     def find(self, voice: str, name: str) -> bytes | None:
         return _read(self._folder / f"{voice.lower()}{ENDING}" / name)
@@ -44,7 +44,7 @@ class VoiceFiles:
     def keep(self, voice: str, name: str, data: bytes) -> None:
         """Keep data, if there is such a voice and it has room. Where it cannot be written it is not kept."""
         folder = self._folder / f"{voice.lower()}{ENDING}"
-        if len(data) > MOST_BYTES or not folder.with_suffix(".voice").is_file():
+        if len(data) > MOST_BYTES or not os.path.isfile(folder.with_suffix(".voice")):
             return
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -78,7 +78,8 @@ def _read(path: Path) -> bytes | None:
         return None
     if data[:_HASH] != _hash(path.name, data[_HASH:]):
         log.warning("%s is damaged and is made anew", path)
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         return None
     with suppress(OSError):
         os.utime(path)
@@ -101,6 +102,6 @@ def _used(path: Path) -> float:
 def _make_room(folder: Path) -> None:
     left = MOST_BYTES
     for path in sorted(folder.iterdir(), key=_used, reverse=True):
-        left -= path.stat().st_size
+        left -= path.lstat().st_size
         if left < 0:
             path.unlink()

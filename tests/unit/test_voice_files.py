@@ -101,3 +101,33 @@ def test_a_folder_that_cannot_be_written_is_told_and_harms_nobody(
     store.files.keep("Ada", "codec-1", b"one")
     assert store.files.find("Ada", "codec-1") is None
     assert "cannot be kept" in caplog.text
+
+
+def test_what_cannot_be_read_or_removed_is_only_no_file(
+    store: VoiceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.files.keep("Ada", "codec-1", b"one")
+    folder = store.folder / "ada.files"
+    (folder / "codec-1").write_bytes(b"damaged")
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:  # as of a folder that is read-only; the superuser may do all
+        patch.setattr(Path, "unlink", denied)
+        assert store.files.find("Ada", "codec-1") is None
+        assert dict(store.files.all("codec-")) == {}
+    with monkeypatch.context() as patch:  # and of one that may not be searched
+        patch.setattr(os, "stat", denied)
+        assert not store.files.has("Ada", "codec-1")
+        store.files.keep("Ada", "codec-1", b"one")
+
+
+def test_a_link_to_nowhere_does_not_stop_files_from_being_kept(
+    store: VoiceStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.files.keep("Ada", "codec-1", b"one")
+    (store.folder / "ada.files" / "codec-2").symlink_to("nowhere")
+    store.files.keep("Ada", "codec-1", b"two")
+    assert store.files.find("Ada", "codec-1") == b"two"
+    assert not caplog.records
