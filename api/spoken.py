@@ -97,7 +97,8 @@ class Spoken:
         return [choice]
 
     def failure(self) -> Failure | None:
-        return self._failure or self.chat.failure()
+        # The voice may have been closed while a part was being sent.
+        return self._failure or self.chat.failure() or (self.voice.failure() if self._speaking else None)
 
     @property
     def _writes(self) -> bool:

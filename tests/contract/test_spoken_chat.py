@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from vivavoce.api.spoken import Spoken
+from vivavoce.api.spoken import Joined, Spoken
 from vivavoce.bus.layout import Chat
 from vivavoce.bus.running import Running
 from vivavoce.stages.speech import encoder
@@ -313,6 +313,35 @@ async def test_barge_in_frees_both(both: httpx.AsyncClient, together: Running, a
     if how == "deletes":
         assert parsed("\n".join(heard))[-1]["error"]["code"] == "cancelled"
         assert (await both.delete("/v1/requests/mine")).status_code == 404
+    await freed(together, both)
+
+
+async def test_a_voice_that_is_cancelled_behind_its_text(
+    both: httpx.AsyncClient, together: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies: list[Spoken] = []
+    arrival, feed = Spoken._arrival, Joined.feed  # pyright: ignore[reportPrivateUsage]
+
+    async def noted(spoken: Spoken) -> None:
+        replies.append(spoken)
+        await arrival(spoken)
+
+    def cancelled(made: Joined, data: bytes) -> str:
+        """While a piece is being sent, as a client's DELETE does."""
+        if replies[-1].chat.over:
+            exchange = replies[-1].voice._exchange  # pyright: ignore[reportPrivateUsage]
+            exchange.close("The request was cancelled.", code="cancelled", status=499)
+        return feed(made, data)
+
+    monkeypatch.setattr(Spoken, "_arrival", noted)
+    monkeypatch.setattr(Joined, "feed", cancelled)
+    answer = await both.post(CHAT, json={**HELLO, "stream": True})
+    *told, last = parsed(answer.text)
+    assert last["error"]["code"] == "cancelled"
+    assert "[DONE]" not in answer.text
+    assert not any(
+        "expires_at" in choice["delta"].get("audio", {}) for one in told for choice in one["choices"]
+    )
     await freed(together, both)
 
 
