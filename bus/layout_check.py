@@ -15,7 +15,7 @@ STAGES = ("api", *(stage for family in FAMILIES.values() for stage in family))
 
 def find_problem(layout: Layout) -> str | None:
     """The first problem as `key: why; what is allowed`, None for a layout that can run."""
-    for check in (_placement, _families, _links, _network, _numbers, _cycle):
+    for check in (_placement, _families, _models, _links, _network, _numbers, _cycle):
         for problem in check(layout):
             return problem
     return None
@@ -34,6 +34,9 @@ def _placement(layout: Layout) -> Iterator[str]:
                 yield f"process.{process.name}: {stage!r} works on the device: place it in `device`"
     if len({process.name for process in layout.process}) < len(layout.process):
         yield "process: two processes have the same name"
+    for process in layout.process:
+        if not process.loop and not process.device:
+            yield f"process.{process.name}: it runs no stages; place some in `loop` or `device`, or remove it"
     stages = layout.stages()
     for stage in stages:
         if stages.count(stage) > 1:
@@ -50,6 +53,29 @@ def _families(layout: Layout) -> Iterator[str]:
             yield f"process: {family} needs {', '.join(members)}; not placed: {', '.join(missing)}"
     if set(stages) == {"api"}:
         yield f"process: nothing to serve: place the stages of {' or '.join(FAMILIES)}"
+
+
+def _models(layout: Layout) -> Iterator[str]:
+    # Late: it brings the hub's client, which other commands do without.
+    from ..configs.models import split_name
+
+    speech, chat = layout.place("talker") is not None, layout.place("chat") is not None
+    if speech and not layout.speech.models:
+        yield "speech.models: there is none; name one, such as embedded"
+    if layout.chat.models and not chat:
+        yield "chat.models: no process runs the stage 'chat'; place it in `device`, or remove them"
+    sources = (layout.speech.models if speech else ()) + layout.chat.models
+    names = [split_name(source)[0] for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            yield f"speech.models, chat.models: {names.count(name)} are named {name!r}; give one as NAME=SOURCE"
+    for alias in layout.api.model_aliases:
+        meant, seen = alias, set[str]()
+        while meant in layout.api.model_aliases and meant not in seen:
+            seen.add(meant)
+            meant = layout.api.model_aliases[meant]
+        if meant in seen:
+            yield f"api.model_aliases: {alias!r} leads back to itself; give the name of a model"
 
 
 def _links(layout: Layout) -> Iterator[str]:
@@ -124,6 +150,10 @@ def _numbers(layout: Layout) -> Iterator[str]:
     for key, value in least.items():
         if value < 1:
             yield f"{key}: {value} is too small; allowed: 1 or more"
+    for section, settings in (("api", layout.api), ("chat", layout.chat)):
+        for key, value in msgspec.structs.asdict(settings).items():
+            if key.endswith("_s") and not (value > 0 or (value == 0 and key == "drain_s")):
+                yield f"{section}.{key}: {value} is too small; allowed: above 0"
     for key, value in msgspec.structs.asdict(layout.supervision).items():
         if value < 0 or (value == 0 and key != "max_restarts"):
             yield f"supervision.{key}: {value} is too small; allowed: above 0"
