@@ -75,6 +75,22 @@ class Catalog:
             raise RequestError(f"Model {model.name} is not of the kind {task}: {advice}.", "task_type")
         return model
 
+    def lost_aliases(self) -> list[str]:
+        """A sentence about each alias of the layout that means nothing here."""
+        lost: list[str] = []
+        for alias, name in self._settings.model_aliases.items():
+            try:
+                self.find(name)
+            except RequestError as error:
+                lost.append(f"api.model_aliases: {alias!r} means nothing. {error}")
+        presets = {voice.lower() for model in self._models() for voice in model.voices}
+        for alias, voice in self._settings.voice_aliases.items():
+            if voice.lower() not in presets:
+                lost.append(
+                    f"api.voice_aliases: {alias!r} means nothing: no model here has a voice {voice!r}."
+                )
+        return lost
+
     def has_preset(self, name: str) -> bool:
         """Whether some model has a preset of this name, or an alias of one."""
         wanted = name.strip().lower()

@@ -72,6 +72,8 @@ async def serve_running(
     config.errorlog = logging.getLogger("vivavoce.http")
     if settings.host not in ("127.0.0.1", "::1", "localhost") and settings.api_key is None:
         log.warning("Anyone who can reach %s may use this server: set an API key.", settings.host)
+    for sentence in edge.catalog.lost_aliases():
+        log.warning("%s", sentence)
 
     async def stopped() -> None:
         await stop.wait()

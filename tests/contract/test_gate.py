@@ -190,3 +190,15 @@ async def test_streams_end_by_the_deadline(
             else:
                 with pytest.raises(anyio.EndOfStream):
                     assert [piece async for piece in _rest(running)]
+
+
+async def test_aliases_that_mean_nothing_are_told_at_the_start(
+    serve_with: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    models, voices = {"ours": "embedded", "gone": "nobody"}, {"ours": "Ryan", "gone": "nobody"}
+    async with serve_with(model_aliases=models, voice_aliases=voices):
+        told = [record.message for record in caplog.records if "means nothing" in record.message]
+    assert told == [
+        "api.model_aliases: 'gone' means nothing. There is no model 'nobody' here; served: embedded.",
+        "api.voice_aliases: 'gone' means nothing: no model here has a voice 'nobody'.",
+    ]
