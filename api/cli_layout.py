@@ -44,7 +44,11 @@ def run_list(_args: argparse.Namespace) -> int:
 
 
 def run_explain(args: argparse.Namespace) -> int:
+    from ..bus import keys
+
     layout = cli_serve.configured(args)
+    if layout.keys is not None:
+        keys.read(layout.keys)
     print(f"{layout.name}: {layout.description}" if layout.description else layout.name)
     print(f"\nProcesses\n{columns(_processes(layout))}")
     print(f"\nLinks\n{columns(_links(layout))}")

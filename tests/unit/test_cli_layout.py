@@ -84,6 +84,13 @@ def test_explain_refuses_a_model_that_is_not_here(capsys: pytest.CaptureFixture[
     assert "no model folder './nowhere'" in capsys.readouterr().err
 
 
+def test_explain_refuses_keys_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'keys = "{tmp_path}/none"\n{MINE}')
+    assert cli.main(["layout", "explain", str(file)]) == 1
+    assert f"no keys in {tmp_path}/none" in capsys.readouterr().err
+
+
 def test_the_memory_plan_counts_what_is_loaded() -> None:
     layout = parse(MINE, "mine.toml")
     plan = cli_plan.model_plan("embedded", layout)
