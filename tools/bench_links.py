@@ -47,6 +47,9 @@ MESSAGES: dict[str, Message] = {
     ),
 }
 
+SETTLE_S = 3.0
+"""After a start, until what it leaves to do is done."""
+
 Ends = tuple[Sender, Inbox]
 
 
@@ -227,6 +230,7 @@ async def _idle(layout: Layout, seconds: float) -> None:
     async with Running(layout):
         here = psutil.Process()
         processes = [here, *here.children(recursive=True)]
+        await anyio.sleep(SETTLE_S)
         before = [_cpu(process) for process in processes]
         await anyio.sleep(seconds)
         used = [_cpu(process) - was for process, was in zip(processes, before, strict=True)]
