@@ -9,7 +9,7 @@ from .layout import Layout
 from .messages import FAMILIES, LINKS
 from .schedule import FRAME_S
 
-_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
+TCP = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 STAGES = ("api", *(stage for family in FAMILIES.values() for stage in family))
 
 
@@ -107,7 +107,7 @@ def _network(layout: Layout) -> Iterator[str]:
     }
     given = {key: address for key, address in addresses.items() if address is not None}
     for key, address in given.items():
-        if not _TCP.fullmatch(address):
+        if not TCP.fullmatch(address):
             yield f"{key}: {address!r} is no address; allowed: tcp://HOST:PORT"
         if layout.keys is None:
             yield f"{key}: {address} would be open to all; make `keys` with `vivavoce keys` and name their file"

@@ -20,6 +20,7 @@ import zmq.asyncio
 
 from . import keys, run_folder
 from .errors import VivavoceError
+from .layout_check import STAGES, TCP
 from .tap import KINDS, SCHEMA, Envelope, Tapped
 
 SOCKET = "tap"
@@ -49,15 +50,15 @@ class Event(msgspec.Struct, frozen=True):
 
 def find() -> str:
     """Address of the one server that this user runs. Raises TapError when there is none, or more than one."""
-    sockets = [folder / SOCKET for folder in run_folder.running()]
-    found = [f"ipc://{socket}" for socket in sockets if socket.exists()]
-    if not found:
+    folders = [folder for folder in run_folder.running() if (folder / SOCKET).exists()]
+    if not folders:
         raise TapError(
             "no server of yours runs here: start one with `vivavoce serve`, or give its tap's address"
         )
-    if len(found) > 1:
-        raise TapError(f"several servers run here, give one's address: {', '.join(found)}")
-    return found[0]
+    if len(folders) > 1:
+        found = ", ".join(f"ipc://{folder / SOCKET} (pid {run_folder.pid(folder)})" for folder in folders)
+        raise TapError(f"several servers run here, give one's address: {found}")
+    return f"ipc://{folders[0] / SOCKET}"
 
 
 class _Ears:
@@ -79,18 +80,26 @@ class _Ears:
         :param kind: text, codes, pcm, timing or ending, one or several; by default all of them.
         :param keys_file: a client's file of keys, for TCP.
         :param backlog: messages kept until they are read; what comes after is lost.
-        :raises TapError: no server, several, or no keys.
+        :raises TapError: no such kind, stage or address; no server, several, or no keys.
         :raises LayoutError: the keys cannot be used.
         """
         self._kinds = (kind,) if isinstance(kind, str) else kind
         for name in self._kinds:
             if name not in KINDS:
                 raise TapError(f"no kind {name!r} of message; use {', '.join(KINDS)}")
+        self._stages = (stage,) if isinstance(stage, str) else stage
+        for name in self._stages:
+            if name not in STAGES:
+                raise TapError(f"no stage {name!r} sends anything; use {', '.join(STAGES)}")
         self.address = address or find()
+        if not (self.address.startswith("ipc://") or TCP.fullmatch(self.address)):
+            raise TapError(
+                f"{self.address!r} is no tap's address: give ipc://PATH or tcp://HOST:PORT, or none for the one "
+                "server of yours that runs here"
+            )
         self.missed = 0
         """Messages lost so far."""
         self._backlog = backlog
-        self._stages = (stage,) if isinstance(stage, str) else stage
         self._request = request
         if self.address.startswith("tcp:") and keys_file is None:
             raise TapError(

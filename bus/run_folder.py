@@ -62,6 +62,11 @@ def running() -> list[Path]:
     )
 
 
+def pid(folder: Path) -> int:
+    """Of the server with this folder."""
+    return int(folder.name.partition(".")[0])
+
+
 def _private(root: Path) -> Path:
     try:
         root.mkdir(mode=0o700, exist_ok=True)

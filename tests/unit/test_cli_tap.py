@@ -1,6 +1,7 @@
 """`vivavoce tap` and `vivavoce keys` from the command line, over a publisher of this test's own."""
 
 import json
+import os
 import threading
 import wave
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 import zmq
 
 from vivavoce.api import cli, cli_tap
-from vivavoce.bus import keys, wire
+from vivavoce.bus import keys, run_folder, wire
 from vivavoce.bus.listener import Event
 from vivavoce.bus.messages import Codes, Ending, Failure, Message, Pcm, Speak, Tensor
 from vivavoce.bus.tap import SCHEMA, Envelope, Timing
@@ -142,3 +143,28 @@ def test_an_address_without_a_server_is_one_sentence(
 ) -> None:
     assert cli.main(["tap", f"ipc://{tmp_path}/none"]) == 1
     assert "no server at ipc://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8123", "http://127.0.0.1:8123", "tcp://127.0.0.1"])
+def test_what_is_no_address_is_told_what_one_looks_like(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tap", address]) == 1
+    assert f"{address!r} is no tap's address: give ipc://PATH or tcp://HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_stage_that_there_is_not_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tap", address, "--stage", "bogus"]) == 1
+    assert "no stage 'bogus' sends anything; use api, prompt, talker" in capsys.readouterr().err
+
+
+def test_of_several_servers_the_processes_are_named(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(address.removeprefix("ipc://")).parent))
+    with run_folder.run_folder() as one, run_folder.run_folder() as other:
+        for folder in (one, other):
+            (folder / "tap").touch()
+        assert cli.main(["tap"]) == 1
+    told = capsys.readouterr().err
+    assert all(f"{folder}/tap (pid {os.getpid()})" in told for folder in (one, other))
