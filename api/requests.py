@@ -48,6 +48,6 @@ def _cancelled(exchange: Exchange, heard: int | None) -> list[dict[str, Any]]:
 
 def _samples(given: str | None) -> int | None:
     """Raises RequestError."""
-    if given is not None and not (given.isascii() and given.isdecimal()):
+    if given is not None and not (given.isascii() and given.isdecimal() and len(given) < 20):
         raise RequestError("`samples_heard` is a number of samples.", "samples_heard")
     return None if given is None else int(given)
