@@ -12,7 +12,6 @@ from . import (
     completions,
     cors,
     errors,
-    forms,
     health,
     messages,
     metrics,
@@ -32,7 +31,6 @@ from .exchange import Guard, current
 def create_app(running: Running) -> Quart:
     """The app; `running` must have been entered. Its parts are in `app.extensions["vivavoce"]` (an `Edge`)."""
     app = Quart(__name__, static_folder=None)
-    app.request_class = forms.FormRequest
     edge = Edge(running)
     app.config["MAX_CONTENT_LENGTH"] = edge.settings.max_body_bytes
     app.config["BODY_TIMEOUT"] = edge.settings.body_timeout_s

@@ -1,12 +1,12 @@
 """Bodies that may be JSON or multipart/form-data: the same fields as text, and a recording as a file."""
 
-from io import BytesIO
 from typing import Any, TypeVar
 
 import msgspec
-from quart import Request, request
-from quart.formparser import FormDataParser
+from quart import request
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
 
+from ..bus.errors import RequestError
 from ..bus.layout import Api
 from .auth import check_origin
 from .schema import convert, read_json
@@ -14,22 +14,9 @@ from .schema import convert, read_json
 STRUCTURED = ("speaker_embedding", "voice")
 """Fields that may hold JSON where the body is a form."""
 
+MAX_PARTS = 1000
+
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-class _InMemory(FormDataParser):
-    """No temporary files, which outlive a form that is cut off."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, stream_factory=_memory)
-
-
-def _memory(*_: object) -> BytesIO:
-    return BytesIO()
-
-
-class FormRequest(Request):
-    form_data_parser_class = _InMemory
 
 
 async def read(kind: type[T], settings: Api, *files: str) -> tuple[T, bytes | None]:
@@ -41,18 +28,51 @@ async def read(kind: type[T], settings: Api, *files: str) -> tuple[T, bytes | No
     if request.mimetype.lower() != "multipart/form-data":
         return convert(await read_json(), kind), None
     check_origin(request.headers.get("Origin"), request.host, settings)
-    await request.get_data()  # all of it: Quart has no limit for what a parser takes while it comes
-    fields, sent = await request.form, await request.files
+    data = await request.get_data(cache=False)
+    assert isinstance(data, bytes)
+    fields, sent = _parts(data, request.mimetype_params.get("boundary", ""))
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     given = {name: _value(name, text) for name, text in fields.items() if name in known and text}
     file = next((sent[name] for name in files if name in sent), None)
-    return convert(given, kind, strict=False), None if file is None else file.read()
+    return convert(given, kind, strict=False), file
+
+
+def _parts(data: bytes, boundary: str) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The first of the texts and of the files of each name. Raises RequestError."""
+    texts, files = dict[str, str](), dict[str, bytes]()
+    kept: dict[str, Any] = texts
+    name, held = "", b""
+    try:
+        decoder = MultipartDecoder(boundary.encode("ascii"), max_parts=MAX_PARTS)
+        decoder.receive_data(data)
+        decoder.receive_data(None)
+        while not isinstance(event := decoder.next_event(), Epilogue):
+            if isinstance(event, Field | File):
+                name, kept, held = event.name, files if isinstance(event, File) else texts, b""
+            elif isinstance(event, Data):
+                held += event.data
+                if not event.more_data:
+                    kept.setdefault(name, held if kept is files else _text(name, held))
+    except ValueError:
+        text = (
+            "The form cannot be read: its parts must lie between the `boundary` that its content type names."
+        )
+        raise RequestError(text, code="invalid_form") from None
+    return texts, files
+
+
+def _text(name: str, data: bytes) -> str:
+    """Raises RequestError."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise RequestError(f"`{name}` is not UTF-8.", name) from None
 
 
 def _value(name: str, text: str) -> Any:
     if name in STRUCTURED and text[0] in '[{"':
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return text
     return text

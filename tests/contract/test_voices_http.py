@@ -275,6 +275,9 @@ async def test_a_form_is_as_good_as_json(http: httpx.AsyncClient) -> None:
     numbers = [0.1] * 32
     reply = await http.post(SPEECH, data=form, files={"speaker_embedding": (None, json.dumps(numbers))})
     assert reply.content == await spoken(http, model="base", speaker_embedding=numbers)
+    long = {"ref_audio": uri(wav(seconds=30))}
+    reply = await http.post(SPEECH, data={**form, **long}, files={"x": b""})
+    assert reply.content == await spoken(http, model="base", **long), reply.text[:300]
 
 
 @pytest.mark.parametrize(
@@ -285,15 +288,26 @@ async def test_a_form_is_as_good_as_json(http: httpx.AsyncClient) -> None:
         ({"seed": "1.5"}, wav(), "seed"),
         ({"stream": "maybe"}, wav(), "stream"),
         ({"speaker_embedding": "[1, "}, wav(), "speaker_embedding"),
+        ({"speaker_embedding": "[" * 100_000}, wav(), "speaker_embedding"),
+        ({"input": b"caf\xe9"}, wav(), "input"),
         ({}, b"", "ref_audio"),
         ({}, b"no sound", "ref_audio"),
         ({"voice": "ryan", "model": "custom"}, wav(), "ref_audio"),
     ],
 )
 async def test_a_wrong_form_is_refused_by_its_field(
-    http: httpx.AsyncClient, fields: dict[str, str], recording: bytes, param: str
+    http: httpx.AsyncClient, fields: dict[str, Any], recording: bytes, param: str
 ) -> None:
     form = {"input": "Hi.", "model": "base", **fields}
     reply = await http.post(SPEECH, data=form, files={"ref_audio": recording})
     assert reply.status_code == 400, reply.text[:300]
     assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("given", ["", "; boundary=", "; boundary=y", "; boundary=\xfc"])
+async def test_a_form_that_has_no_parts_is_told(http: httpx.AsyncClient, given: str) -> None:
+    data = b'--x\r\nContent-Disposition: form-data; name="input"\r\n\r\nHi.\r\n--x--\r\n'
+    headers = [(b"Content-Type", f"multipart/form-data{given}".encode("latin-1"))]
+    reply = await http.post(SPEECH, content=data, headers=headers)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["code"] == "invalid_form"
