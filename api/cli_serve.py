@@ -90,7 +90,11 @@ def configured(args: argparse.Namespace) -> "Layout":
 
     name = args.layout or ("together" if args.chat_model else "speech")
     layout = cli_chat.with_chat(with_models(load(name), args.model), args)
-    given = {"host": args.host, "port": args.port, "api_key": args.api_key or os.environ.get(KEY)}
+    given = {
+        "host": args.host,
+        "port": args.port,
+        "api_key": os.environ.get(KEY) if args.api_key is None else args.api_key,
+    }
     api = msgspec.structs.replace(
         layout.api, **{key: value for key, value in given.items() if value is not None}
     )

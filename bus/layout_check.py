@@ -177,6 +177,8 @@ def _numbers(layout: Layout) -> Iterator[str]:
         )
     if not 0 < layout.speech.chunk_rtf <= 1:
         yield f"speech.chunk_rtf: {layout.speech.chunk_rtf} is out of range; allowed: above 0, up to 1"
+    if layout.api.api_key == "":
+        yield "api.api_key: it is empty, which would let everybody in; give a key, or leave it out to ask for none"
     if not 0 <= layout.api.port <= 65535:
         yield f"api.port: {layout.api.port} is out of range; allowed: 0 to 65535"
 

@@ -218,6 +218,11 @@ def test_serve_replaces_settings_of_the_layout(monkeypatch: pytest.MonkeyPatch) 
     assert configured("--api-key", "k").api.api_key == "k"
     monkeypatch.setenv("VIVAVOCE_API_KEY", "from the environment")
     assert configured().api.api_key == "from the environment"
+    with pytest.raises(VivavoceError, match="api_key: it is empty"):
+        configured("--api-key", "")
+    monkeypatch.setenv("VIVAVOCE_API_KEY", "")
+    with pytest.raises(VivavoceError, match="api_key: it is empty"):
+        configured()
 
 
 def test_serve_refuses_before_anything_starts(tmp_path: Path, said: Said) -> None:

@@ -92,6 +92,7 @@ def test_a_device_is_leased_where_processes_share_one(
         (GOOD + "[chat]\nrows = 0", ["chat.rows", "1 or more"]),
         (GOOD + "[chat]\nkv_bits = 3", ["$.chat.kv_bits"]),
         (GOOD + "[api]\nport = 70000", ["api.port", "65535"]),
+        (GOOD + '[api]\napi_key = ""', ["api.api_key", "empty"]),
         (GOOD + '[schedule]\npolicy = "fair"', ["$.schedule.policy"]),
         (GOOD + "[schedule]\nreserve = 1", ["schedule.reserve", "below 1"]),
         (GOOD + "[schedule]\nslice_s = 0.0", ["schedule.slice_s", "above 0"]),
