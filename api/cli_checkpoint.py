@@ -10,6 +10,7 @@ import msgspec
 
 from ..bus.control import ModelInfo
 from ..bus.errors import StartError
+from ..configs.models import refuse_other
 
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 """Bytes of an element by its safetensors name; all others are one byte."""
@@ -66,6 +67,7 @@ class Tensor(msgspec.Struct, frozen=True):
 def read_config(folder: Path) -> Config:
     """Raises StartError where the folder holds no Qwen3-TTS model."""
     file = folder / "config.json"
+    refuse_other(folder, "speech")
     try:
         return msgspec.json.decode(file.read_bytes(), type=Config)
     except FileNotFoundError:

@@ -11,7 +11,7 @@ import psutil
 from ..bus.errors import StartError
 from ..bus.layout import Layout
 from ..bus.messages import FAMILIES
-from ..configs.models import find, split_name
+from ..configs.models import find, refuse_other, split_name
 from .cli_checkpoint import FLOATS, Config, Tensor, on_disk, read_config, tensors
 from .cli_terminal import size as bytes_text
 
@@ -79,6 +79,7 @@ def needs(layout: Layout, plans: list[ModelPlan]) -> list[Need]:
             for source in layout.chat.models:
                 name, where = split_name(source)
                 folder = find(where, download=False)
+                refuse_other(folder, "chat")
                 rows.append((f"{name}: weights as stored", sum(tensor.bytes for tensor in tensors(folder))))
                 rows.append((f"{name}: prompt cache, at most", layout.chat.cache_bytes))
         rows.append(("MLX's cache of freed buffers, at most", mlx_cache(layout)))

@@ -5,7 +5,9 @@ The network is used at start-up or by command only, never because of a request.
 
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -17,6 +19,11 @@ from huggingface_hub.errors import (
 from ..bus.errors import StartError
 
 EMBEDDED = "embedded"
+SPEECH = "qwen3_tts"
+
+
+class _Kind(msgspec.Struct):
+    model_type: str
 
 
 def split_name(source: str) -> tuple[str, str]:
@@ -59,3 +66,20 @@ def find(source: str, *, download: bool = True) -> Path:
             f"no model {source!r} on this machine, and the hub cannot be reached ({type(error).__name__}): "
             f"check the network, or give a folder or {EMBEDDED!r}"
         ) from None
+
+
+def refuse_other(folder: Path, family: Literal["speech", "chat"]) -> None:
+    """Raises StartError for a model of the other family. What is wrong otherwise, its loader tells."""
+    file = folder / "config.json"
+    try:
+        kind = msgspec.json.decode(file.read_bytes(), type=_Kind).model_type
+    except (OSError, msgspec.DecodeError):
+        return
+    if family == "speech" and kind != SPEECH:
+        raise StartError(
+            f"{file} is not that of a Qwen3-TTS model but of {kind!r}: a chat model is given with --chat-model"
+        )
+    if family == "chat" and kind == SPEECH:
+        raise StartError(
+            f"{folder} holds a speech model, which cannot chat: `serve` takes it with --speech-model"
+        )

@@ -15,7 +15,7 @@ from ..bus.lease import Parties, parties
 from ..bus.loop import Station, Wiring
 from ..bus.messages import FAMILIES
 from ..bus.turns import Party, SpeechParty
-from ..configs.models import find, split_name
+from ..configs.models import find, refuse_other, split_name
 from ..configs.voice_store import VoiceStore
 from .speech.encoder import EncoderStage
 
@@ -105,7 +105,9 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
     draft = None
     if settings.draft_model is not None:
         notify(Loading("loading the draft model"))
-        draft = load_model(str(find(split_name(settings.draft_model)[1])), kv)
+        path = find(split_name(settings.draft_model)[1])
+        refuse_other(path, "chat")
+        draft = load_model(str(path), kv)
     files = None
     if settings.prompt_cache is not None:
         files = ChunkFiles(Path(settings.prompt_cache).expanduser(), settings.prompt_cache_bytes)
@@ -114,7 +116,9 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
     for source in settings.models:
         name, where = split_name(source)
         notify(Loading(f"loading {name}"))
-        model = load_model(str(find(where)), kv)
+        path = find(where)
+        refuse_other(path, "chat")
+        model = load_model(str(path), kv)
         if settings.slice_tokens is None and layout.sharing(station.process) is not None:
             notify(Loading(f"measuring {name}"))
             most = measure_slice(model, settings.chunk, layout.schedule.slice_s)
@@ -149,7 +153,8 @@ def _speech(
     for source in layout.speech.models:
         name, where = split_name(source)
         notify(Loading(f"loading {name}"))
-        path: Path = find(where)
+        path = find(where)
+        refuse_other(path, "speech")
         dtype = None if layout.speech.dtype == "auto" else layout.speech.dtype
         model = load(path, dtype=dtype, parts=frozenset(station.stages) & PARTS)
         model.warm_up(partial(_report, notify, f"warming up {name}"))

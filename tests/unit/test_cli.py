@@ -238,3 +238,11 @@ def test_a_setting_out_of_range_is_refused_before_anything_is_loaded(
 ) -> None:
     assert cli.main(["serve", "--port", "99999"]) == 1
     assert "api.port: 99999 is out of range" in capsys.readouterr().err
+
+
+def test_a_model_of_the_other_family_is_told_where_it_belongs(tmp_path: Path, said: Said) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    told = refused(said, "speak", "hello", "-o", str(tmp_path / "a.wav"), "--model", str(tmp_path))
+    assert "not that of a Qwen3-TTS model but of 'llama': a chat model is given with --chat-model" in told
+    told = refused(said, "chat", "--model", "one=embedded")
+    assert "holds a speech model, which cannot chat: `serve` takes it with --speech-model" in told
