@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -29,6 +30,8 @@ from .model import ChatModel
 log = logging.getLogger(__name__)
 
 ENDING = ".safetensors"
+_CHUNK = re.compile("[0-9a-f]+")
+_UNFINISHED = re.compile(r"\.[0-9a-f]+\.[0-9]+")
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
@@ -66,9 +69,15 @@ class ChunkFiles:
         """:raises StartError: the folder cannot be used."""
         self._folder = folder
         self._limit_bytes = limit_bytes
+        found = list[tuple[Path, os.stat_result]]()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            found = [(file, file.stat()) for file in folder.glob(f"*{ENDING}")]
+            for file in folder.glob(f"*{ENDING}"):
+                with contextlib.suppress(OSError):  # it may be gone by now
+                    if _CHUNK.fullmatch(file.stem):
+                        found.append((file, file.stat()))
+                    elif _UNFINISHED.fullmatch(file.stem):
+                        file.unlink()  # a writer who lives goes without it
         except OSError as error:
             raise StartError(f"the prompt cache {folder} cannot be used: {error.strerror}") from error
         by_age = sorted(found, key=lambda one: one[1].st_mtime_ns)
@@ -91,7 +100,8 @@ class ChunkFiles:
         try:
             outline = json.dumps([_outline(part, arrays) for part in parts])
             named = {str(number): array for number, array in enumerate(arrays)}
-            mx.save_safetensors(str(temporary), named, {"outline": outline})
+            noted = {"outline": outline, "hash": _hash(name, outline, named)}
+            mx.save_safetensors(str(temporary), named, noted)
             size = temporary.stat().st_size
             temporary.replace(self._file(name))
         except (OSError, RuntimeError, TypeError) as error:
@@ -111,6 +121,8 @@ class ChunkFiles:
             os.utime(self._file(name))
             loaded: Any = mx.load(str(self._file(name)), return_metadata=True)
             arrays, noted = loaded
+            if noted["hash"] != _hash(name, noted["outline"], arrays):
+                raise ValueError("its hash is another")
             parts = [_fill(outline, arrays) for outline in json.loads(noted["outline"])]
             kv.evaluate(parts)
         except (OSError, RuntimeError, ValueError, KeyError) as error:
@@ -127,6 +139,15 @@ class ChunkFiles:
         del self._sizes[stem]
         with contextlib.suppress(OSError):
             os.unlink(self._folder / f"{stem}{ENDING}")
+
+
+def _hash(name: bytes, outline: str, arrays: dict[str, mx.array]) -> str:
+    """Of all that a file tells."""
+    seen = blake2b(name + outline.encode(), digest_size=16)
+    for key, array in sorted(arrays.items()):
+        seen.update(f"{key} {array.dtype} {array.shape}".encode())
+        seen.update(np.ascontiguousarray(array.view(_WORDS[array.dtype.size])))
+    return seen.hexdigest()
 
 
 def _outline(tree: kv.Part, arrays: list[mx.array]) -> Any:

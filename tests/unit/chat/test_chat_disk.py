@@ -105,6 +105,40 @@ def test_broken_files_are_dropped(tiny_models: Any, ask: Any, tmp_path: Path) ->
     assert told(ask(again, PROMPT, **WANTED)) == expected
 
 
+def test_a_chunk_that_is_not_what_was_written_is_none(tmp_path: Path) -> None:
+    part = [(mx.arange(1000), [mx.ones((2,), mx.bfloat16), "x"])]
+    files(tmp_path).save(b"a", part)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for damaged in (
+        whole[:-1] + bytes([whole[-1] ^ 1]),
+        whole.replace(b"x", b"y"),
+        whole.replace(b'"BF16"', b'"U16" '),
+        *(whole.replace(b"array", other) for other in (b"tuple", b"value", b"other")),
+    ):
+        assert damaged != whole
+        file.write_bytes(damaged)
+        assert files(tmp_path).load(b"a") is None
+        assert not file.exists()
+    file.write_bytes(whole)
+    file.rename(file.with_stem(b"b".hex()))
+    assert files(tmp_path).load(b"b") is None
+    for outline in ("5", '"x"', "[null]", '[{"tuple": 5}]', "[" * 10_000):
+        mx.save_safetensors(str(file), {"0": mx.zeros((1,))}, {"outline": outline})
+        assert files(tmp_path).load(b"a") is None
+
+
+def test_only_whole_chunks_count(tmp_path: Path) -> None:
+    (tmp_path / f"{b'a'.hex()}.safetensors").symlink_to(tmp_path / "gone")
+    unfinished = tmp_path / f".{b'b'.hex()}.123.safetensors"
+    for file in (unfinished, tmp_path / "adapters.safetensors"):
+        file.write_bytes(b"x" * 1000)
+    kept = files(tmp_path, 100)
+    assert kept.nbytes == 0
+    assert b"a" not in kept
+    assert not unfinished.exists()
+
+
 def test_the_folder_stays_within_its_bound(tmp_path: Path) -> None:
     kept = files(tmp_path, 9_000)
     part = [(mx.zeros((1, 1000), mx.float32), None, [mx.ones((2,), mx.bfloat16), "x"])]
