@@ -1,5 +1,6 @@
 """`vivavoce quantize`: what is packed, what stays, and how near the copy is."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,12 @@ from vivavoce.stages.speech.qwen3.quantize import quantize
 from vivavoce.stages.speech.qwen3.sampling import Sampling
 
 CHECKPOINTS = Path(__file__).parents[1] / "golden" / "data" / "checkpoints"
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as it releases the device at its end."""
+    run = "import sys; from vivavoce.api.cli import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-P", "-c", run, *arguments], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("kind", ["custom", "base"])
@@ -69,14 +76,30 @@ def test_a_copy_of_a_copy_and_a_folder_that_exists_are_refused(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
+def test_a_target_in_the_source_and_a_link_to_nowhere_are_refused(tmp_path: Path) -> None:
+    source, link = tmp_path / "source", tmp_path / "link"
+    shutil.copytree(CHECKPOINTS / "custom06", source)
+    with pytest.raises(CheckpointError, match="is inside"):
+        quantize(source, source / "deeper" / "made", "4bit")
+    link.symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match="exists: name a new folder"):
+        quantize(source, link, "4bit")
+    assert not (source / "deeper").exists()
+
+
+def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(CHECKPOINTS / "custom06", source)
+    (source / "link").symlink_to("nowhere")
+    failed = command("quantize", str(source), str(tmp_path / "made"))
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(f"vivavoce: {source}/link cannot be copied: ")
+    assert list(tmp_path.iterdir()) == [source]
+
+
 def test_the_command(tmp_path: Path) -> None:
-    command = ["quantize", str(CHECKPOINTS / "custom06"), str(tmp_path / "made"), "--preset", "4bit"]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; from vivavoce.api.cli import main; sys.exit(main({command!r}))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = command("quantize", str(CHECKPOINTS / "custom06"), str(tmp_path / "made"), "--preset", "4bit")
+    assert done.returncode == 0
     assert "4 bits for everything cost wrong words" in done.stderr
     assert "same likeliest code 0" in done.stdout
     assert (tmp_path / "made" / "model.safetensors").is_file()

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ....bus.errors import StartError
 from .sampling import Sampling
 
 
-class CheckpointError(ValueError):
+class CheckpointError(StartError):
     """The checkpoint folder cannot be used; the message says what is wrong and what to do."""
 
 

@@ -36,13 +36,18 @@ def quantize(
 ) -> None:
     """Write the float checkpoint `source` to the new folder `target` in a preset of `PRESETS`.
 
-    `target` appears when it is complete. Raises CheckpointError if the source cannot be used or the target exists.
+    `target` appears when it is complete. Raises CheckpointError if the source cannot be used or copied, and if the
+    target exists or is inside the source.
     """
     config = read(source / "config.json", ModelConfig)
     if config.quantization is not None:
         raise CheckpointError(f"{source} is quantised already: give the original.")
-    if target.exists():
+    if target.exists() or target.is_symlink():
         raise CheckpointError(f"{target} exists: name a new folder.")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise CheckpointError(
+            f"{target} is inside {source}, of which it would be a copy: name a folder elsewhere."
+        )
     arrays, forms = dict[str, mx.array](), dict[str, dict[str, Any]]()
     found = tensors(source)
     for done, (name, tensor) in enumerate(found.items(), 1):
@@ -61,7 +66,11 @@ def quantize(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         made = Path(folder) / target.name
-        shutil.copytree(source, made, ignore=_weights_of(source))
+        try:
+            shutil.copytree(source, made, ignore=_weights_of(source))
+        except shutil.Error as error:
+            file, _, why = error.args[0][0]
+            raise CheckpointError(f"{file} cannot be copied: {why}.") from None
         mx.save_safetensors(str(made / "model.safetensors"), arrays, {"format": "mlx"})
         settings = msgspec.json.decode((source / "config.json").read_bytes())
         settings["quantization"] = {"group_size": GROUP_SIZE, "bits": PRESETS[preset].talker, **forms}
