@@ -146,7 +146,7 @@ def _hash(name: bytes, outline: str, arrays: dict[str, mx.array]) -> str:
     seen = blake2b(name + outline.encode(), digest_size=16)
     for key, array in sorted(arrays.items()):
         seen.update(f"{key} {array.dtype} {array.shape}".encode())
-        seen.update(np.ascontiguousarray(array.view(_WORDS[array.dtype.size])))
+        seen.update(np.ascontiguousarray(array.view(_WORDS[array.dtype.size])).data)
     return seen.hexdigest()
 
 
