@@ -103,11 +103,15 @@ def run(args: argparse.Namespace) -> int:
     import anyio
 
     from ..bus.layout import load
+    from .cli_speak import require_speech
 
     args.speak = args.speak or args.voice is not None or args.output is not None
     args.play = args.speak and args.output is None
     name = args.layout or ("together" if args.speak else "chat")
-    anyio.run(_chat, args, with_chat(load(name), args))
+    layout = with_chat(load(name), args)
+    if args.speak:
+        require_speech(layout)
+    anyio.run(_chat, args, layout)
     return 0
 
 
@@ -116,10 +120,10 @@ async def _chat(args: argparse.Namespace, layout: "Layout") -> None:
     from .cli_sinks import Speakers
     from .cli_speak import chosen_format
 
-    line, kind = Line(), chosen_format(args)
+    line, kind = Line(), chosen_format(args, further="")
     try:
         # The speakers first: whether there are any is known before any weight is read.
-        with Speakers(RATE) if args.play else nullcontext() as speakers:
+        with Speakers(RATE, instead="-o FILE") if args.play else nullcontext() as speakers:
             async with Running(layout, line.notice) as running:
                 line.clear()
                 await _converse(args, running, _speech(args, running, kind), speakers)
@@ -129,15 +133,12 @@ async def _chat(args: argparse.Namespace, layout: "Layout") -> None:
 
 def _speech(args: argparse.Namespace, running: "Running", kind: str) -> "Speak | None":
     """What the requests for the voice are made of; None where nothing is spoken. Raises VivavoceError."""
-    from ..bus.errors import VivavoceError
     from ..bus.messages import Speak
     from .catalog import Catalog
 
     if not args.speak:
         return None
     catalog = Catalog(lambda: running.models, running.layout.api)
-    if not any(model.family == "speech" for model in running.models):
-        raise VivavoceError(f"the layout {running.layout.name} runs no speech: use --layout together")
     model = catalog.choose(None, None, cloning=False)
     return Speak(
         request="",

@@ -112,23 +112,27 @@ class Stream:
 class Speakers:
     """Bare 16-bit mono samples to the default output device."""
 
-    def __init__(self, rate: int) -> None:
-        self._rate = rate
+    def __init__(self, rate: int, *, instead: str) -> None:
+        """:param instead: the option for those who have none."""
+        self._rate, self._instead = rate, instead
 
     def __enter__(self) -> Self:
         try:
             import sounddevice  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise VivavoceError("--play needs the extra `play`: pip install 'vivavoce[play]'") from None
+            raise VivavoceError(
+                f"playing needs the extra `play`: pip install 'vivavoce[play]', or give {self._instead}"
+            ) from None
         except OSError:
             raise VivavoceError(
-                "--play needs the PortAudio library (Debian and Ubuntu: apt install libportaudio2)"
+                "playing needs the PortAudio library: install it (Debian and Ubuntu: apt install libportaudio2), "
+                f"or give {self._instead}"
             ) from None
         try:
             self._stream: Any = sounddevice.RawOutputStream(samplerate=self._rate, channels=1, dtype="int16")
             self._stream.start()
         except sounddevice.PortAudioError as error:
-            raise VivavoceError(f"no sound device can be opened: {error}") from None
+            raise VivavoceError(f"no sound device can be opened ({error}): give {self._instead}") from None
         return self
 
     async def write(self, data: bytes) -> None:

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from ..bus.layout import load
 
     text = read_text(args.text)
-    layout = with_models(load(args.layout), [args.model] if args.model else [])
+    layout = with_models(_alone(load(args.layout)), [args.model] if args.model else [])
     kind = chosen_format(args)
     anyio.run(_speak, args, text, layout, kind)
     return 0
@@ -77,8 +77,38 @@ def with_models(layout: "Layout", models: list[str]) -> "Layout":
 
     if not models:
         return layout
+    require_speech(layout)
     return msgspec.structs.replace(
         layout, speech=msgspec.structs.replace(layout.speech, models=tuple(models))
+    )
+
+
+def require_speech(layout: "Layout") -> None:
+    """Raises LayoutError for a layout that does not speak."""
+    from ..bus.errors import LayoutError
+
+    if layout.place("talker") is None:
+        raise LayoutError(
+            f"the layout {layout.name} runs no speech: use --layout speech, split, together or cohost"
+        )
+
+
+def _alone(layout: "Layout") -> "Layout":
+    """The layout without chat, which a single text has no use for. Raises LayoutError where nothing is left."""
+    from msgspec.structs import replace
+
+    from ..bus.layout import Chat
+
+    require_speech(layout)
+    left = [
+        replace(process, device=tuple(stage for stage in process.device if stage != "chat"))
+        for process in layout.process
+    ]
+    return replace(
+        layout,
+        process=tuple(process for process in left if process.loop or process.device),
+        link=tuple(link for link in layout.link if "chat" not in (link.source, link.target)),
+        chat=Chat(),
     )
 
 
@@ -110,7 +140,8 @@ def _format(name: str) -> str:
     return name
 
 
-def chosen_format(args: argparse.Namespace) -> str:
+def chosen_format(args: argparse.Namespace, further: str = ", or --format") -> str:
+    """:param further: what else than the ending may say it, for the sentence of the VivavoceError."""
     from ..bus.errors import VivavoceError
     from ..bus.formats import FORMATS
 
@@ -121,9 +152,7 @@ def chosen_format(args: argparse.Namespace) -> str:
     ending = Path(args.output).suffix.lower()
     name = ENDINGS.get(ending, ending[1:])
     if name not in FORMATS:
-        raise VivavoceError(
-            f"{args.output}: its ending names no format: use {', '.join(FORMATS)}, or --format"
-        )
+        raise VivavoceError(f"{args.output}: its ending names no format: use {', '.join(FORMATS)}{further}")
     return name
 
 
@@ -131,7 +160,7 @@ def _sink(args: argparse.Namespace, target: str) -> "Sink":
     from .cli_sinks import Speakers, Stream, WholeFile
 
     if args.play:
-        return Speakers(24_000)
+        return Speakers(24_000, instead="-o FILE")
     return Stream(target) if args.stream or target == "-" else WholeFile(Path(target))
 
 
@@ -190,11 +219,8 @@ def refuse_early(args: argparse.Namespace, layout: "Layout", *, cloning: bool) -
 def _model(
     models: "tuple[ModelInfo, ...]", layout: "Layout", args: argparse.Namespace, *, cloning: bool
 ) -> "ModelInfo":
-    from ..bus.errors import VivavoceError
     from .catalog import Catalog
 
-    if not any(model.family == "speech" for model in models):
-        raise VivavoceError("this layout has no speech model: try --layout speech")
     task = "VoiceDesign" if args.describe and any(model.kind == "voice_design" for model in models) else None
     return Catalog(lambda: models, layout.api).choose(None, task, cloning=cloning)
 

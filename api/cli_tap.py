@@ -110,7 +110,7 @@ async def _play(tap: "AsyncTap") -> None:
     from ..bus.messages import Pcm
     from .cli_sinks import Speakers
 
-    with Speakers(RATE) as speakers:
+    with Speakers(RATE, instead="--wav FILE") as speakers:
         async with tap:
             playing = None
             async for event in tap:

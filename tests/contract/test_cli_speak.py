@@ -61,6 +61,12 @@ def test_a_stream_to_a_pipe_has_the_bytes_of_the_file(
     assert REPORT.search(done.stderr.decode())
 
 
+@pytest.mark.parametrize("layout", ["cohost", "together"])
+def test_of_a_layout_with_chat_only_speech_runs(tmp_path: Path, layout: str) -> None:
+    assert cli.main(["speak", TEXT, "-o", str(tmp_path / "a.wav"), "--layout", layout]) == 0
+    assert (tmp_path / "a.wav").stat().st_size > 44
+
+
 def test_a_refused_request_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["speak", TEXT, "-o", str(tmp_path / "a.wav"), "--voice", "nobody"]) == 1
     captured = capsys.readouterr()

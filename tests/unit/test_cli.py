@@ -181,6 +181,17 @@ def test_an_unknown_ending_is_refused(output: str, said: Said) -> None:
     assert "--format" in refused(said, "speak", "hello", "-o", output)
 
 
+def test_chat_names_no_option_that_it_lacks(said: Said) -> None:
+    told = refused(said, "chat", "--model", "m", "--speak", "-o", "a.xyz")
+    assert "its ending names no format" in told
+    assert "--format" not in told
+
+
+def test_a_layout_without_speech_cannot_speak(said: Said) -> None:
+    for words in (["speak", "hello"], ["serve", "--model", "embedded"], ["chat", "--speak", "--model", "m"]):
+        assert "the layout chat runs no speech: use --layout" in refused(said, *words, "--layout", "chat")
+
+
 def test_text_from_argument_file_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "letter.txt"
     file.write_text("Grüße, ", "utf-8")
@@ -201,7 +212,9 @@ def test_text_that_is_none(tmp_path: Path, said: Said) -> None:
 
 def test_playing_without_the_extra(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     monkeypatch.setitem(sys.modules, "sounddevice", None)
-    assert "pip install 'vivavoce[play]'" in refused(said, "speak", "hello", "--play")
+    told = refused(said, "speak", "hello", "--play")
+    assert "pip install 'vivavoce[play]', or give -o FILE" in told
+    assert "or give -o FILE" in refused(said, "chat", "--speak", "--model", "m")
 
 
 def test_serve_replaces_settings_of_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
