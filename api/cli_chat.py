@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import cli_speak
 from .cli_terminal import Line
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help="instructions ahead of the conversation")
     parser.add_argument("--max-tokens", type=int, help="of each answer (default: until the context is full)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 always takes the likeliest token")
-    parser.add_argument("--seed", type=int, help="the same seed gives the same answers")
+    parser.add_argument("--seed", type=cli_speak.seed, help="the same seed gives the same answers")
     parser.add_argument("--draft-model", help="a small model of the same family that guesses ahead")
     parser.set_defaults(
         run=run,
@@ -103,14 +104,13 @@ def run(args: argparse.Namespace) -> int:
     import anyio
 
     from ..bus.layout import load
-    from .cli_speak import require_speech
 
     args.speak = args.speak or args.voice is not None or args.output is not None
     args.play = args.speak and args.output is None
     name = args.layout or ("together" if args.speak else "chat")
     layout = with_chat(load(name), args)
     if args.speak:
-        require_speech(layout)
+        cli_speak.require_speech(layout)
     anyio.run(_chat, args, layout)
     return 0
 
@@ -118,9 +118,8 @@ def run(args: argparse.Namespace) -> int:
 async def _chat(args: argparse.Namespace, layout: "Layout") -> None:
     from ..bus.running import Running
     from .cli_sinks import Speakers
-    from .cli_speak import chosen_format
 
-    line, kind = Line(), chosen_format(args, further="")
+    line, kind = Line(), cli_speak.chosen_format(args, further="")
     try:
         # The speakers first: whether there are any is known before any weight is read.
         with Speakers(RATE, instead="-o FILE") if args.play else nullcontext() as speakers:

@@ -1,6 +1,7 @@
 """`vivavoce speak`: one text through the whole pipeline, in this process, into a file, a pipe or the speakers."""
 
 import argparse
+import re
 import secrets
 import sys
 import time
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 ENDINGS = {".ogg": "opus", ".raw": "pcm"}
 """Formats of the files whose ending is not the format's own name."""
+
+_FILE = re.compile(r"(?!\w+://)\S*/\S*\.[a-z]\w{0,4}|\S+\.(txt|md)", re.ASCII | re.IGNORECASE)
+"""What nobody would have spoken: a path, or the name of a text file."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -50,7 +54,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="store the recording's voice, or the one that is heard, by this name",
     )
     parser.add_argument("--language", help="name or code (default: the model finds out)")
-    parser.add_argument("--seed", type=int, help="the same seed gives the same audio (default: a random one)")
+    parser.add_argument(
+        "--seed", type=seed, help="the same seed gives the same audio (default: a random one)"
+    )
     parser.add_argument("--format", type=_format, help="default: what the file's ending says, else wav")
     parser.add_argument("--layout", default="speech", help="a layout's name or file (default: speech)")
     parser.add_argument(
@@ -121,7 +127,7 @@ def read_text(given: str) -> str:
             text = sys.stdin.buffer.read().decode()
         elif len(given) < 256 and "\n" not in given and name.is_file():
             text = name.read_text("utf-8")
-        elif name.suffix in (".txt", ".md") and " " not in given:
+        elif _FILE.fullmatch(given):
             raise VivavoceError(f"there is no file {given}")
         else:
             text = given
@@ -140,6 +146,13 @@ def _format(name: str) -> str:
     return name
 
 
+def seed(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**63:
+        raise argparse.ArgumentTypeError(f"{number} is out of range: use 0 to 2**63 - 1")
+    return number
+
+
 def chosen_format(args: argparse.Namespace, further: str = ", or --format") -> str:
     """:param further: what else than the ending may say it, for the sentence of the VivavoceError."""
     from ..bus.errors import VivavoceError
@@ -147,10 +160,16 @@ def chosen_format(args: argparse.Namespace, further: str = ", or --format") -> s
 
     if args.play:
         return "pcm"
-    if args.format or args.output in (None, "-"):
+    if args.output in (None, "-"):
         return args.format or "wav"
     ending = Path(args.output).suffix.lower()
     name = ENDINGS.get(ending, ending[1:])
+    if args.format:
+        if name in FORMATS and name != args.format:
+            raise VivavoceError(
+                f"{args.output}: its ending says {name}, --format says {args.format}: give one of them only"
+            )
+        return args.format
     if name not in FORMATS:
         raise VivavoceError(f"{args.output}: its ending names no format: use {', '.join(FORMATS)}{further}")
     return name

@@ -78,6 +78,8 @@ def test_every_command_explains_itself(command: tuple[str, ...], said: Said) -> 
         ("speak",),
         ("speak", "hello", "--format", "midi"),
         ("speak", "hello", "--play", "-o", "a.wav"),
+        ("speak", "hello", "--seed", "-4"),
+        ("speak", "hello", "--seed", str(2**63)),
         ("bench", "speech", "--size", "9B"),
         ("bench", "speech", "--runs", "0"),
     ],
@@ -165,7 +167,7 @@ def test_download_prints_the_folder(said: Said) -> None:
         ("a.ogg", None, "opus"),
         ("a.mp3", None, "mp3"),
         ("a.raw", None, "pcm"),
-        ("a.wav", "pcm", "pcm"),
+        ("a.raw", "pcm", "pcm"),
         ("a.xyz", "flac", "flac"),
         ("-", None, "wav"),
         (None, None, "wav"),
@@ -179,6 +181,11 @@ def test_the_ending_chooses_the_format(output: str | None, given: str | None, ki
 @pytest.mark.parametrize("output", ["a.xyz", "noending"])
 def test_an_unknown_ending_is_refused(output: str, said: Said) -> None:
     assert "--format" in refused(said, "speak", "hello", "-o", output)
+
+
+def test_an_ending_and_a_format_that_disagree_are_refused(said: Said) -> None:
+    told = refused(said, "speak", "hello", "-o", "x.mp3", "--format", "wav")
+    assert "x.mp3: its ending says mp3, --format says wav" in told
 
 
 def test_chat_names_no_option_that_it_lacks(said: Said) -> None:
@@ -208,6 +215,10 @@ def test_text_that_is_none(tmp_path: Path, said: Said) -> None:
     assert "there is no file letter.txt" in refused(said, "speak", "letter.txt")
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff")
     assert "not UTF-8" in refused(said, "speak", str(tmp_path / "bad.txt"))
+    for missing in ("/none/such.bin", "./a.Txt", "letters/1.md"):
+        assert f"there is no file {missing}" in refused(said, "speak", missing)
+    for text in ("and/or.", "Read a/b.txt please.", "https://a.test/b.html", "3/4.5"):
+        assert cli_speak.read_text(text) == text
 
 
 def test_playing_without_the_extra(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
