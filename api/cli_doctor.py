@@ -69,8 +69,10 @@ def run(_args: argparse.Namespace) -> int:
 def examine() -> list[Finding]:
     import psutil
 
-    seen = psutil.process_iter(["pid", "cmdline", "memory_info"])
-    processes = [(one.info["cmdline"] or [], getattr(one.info["memory_info"], "rss", 0)) for one in seen]
+    seen = psutil.process_iter(["cmdline", "memory_info"])
+    processes = [
+        (one.pid, one.info["cmdline"] or [], getattr(one.info["memory_info"], "rss", 0)) for one in seen
+    ]
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     mac = sys.platform == "darwin"
     return [
@@ -97,15 +99,18 @@ def look_at_swap(used: int, total: int) -> Finding:
     return Finding("swap", f"{size(used)} of {size(total)} in use", advice)
 
 
-def look_at_servers(processes: Iterable[tuple[list[str], int]]) -> Finding:
-    """:param processes: command line and resident bytes of each."""
-    held: dict[str, int] = {}
-    for command, resident in processes:
+def look_at_servers(processes: Iterable[tuple[int, list[str], int]]) -> Finding:
+    """:param processes: id, command line and resident bytes of each."""
+    held: dict[str, list[tuple[int, int]]] = {}
+    for pid, command, resident in processes:
         if (name := server(command)) is not None:
-            held[name] = held.get(name, 0) + resident
+            held.setdefault(name, []).append((pid, resident))
     if not held:
         return Finding("other model servers", "none")
-    found = ", ".join(f"{name} ({size(resident)})" for name, resident in held.items())
+    found = ", ".join(
+        f"{name} ({size(sum(resident for _, resident in found))}, pid {' '.join(str(pid) for pid, _ in found)})"
+        for name, found in held.items()
+    )
     advice = "Other programs hold models and use the same device: stop those that you do not need."
     return Finding("other model servers", found, advice)
 

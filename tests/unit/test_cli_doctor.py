@@ -63,10 +63,10 @@ def test_which_commands_are_model_servers(command: list[str], name: str | None) 
 
 def test_servers_are_named_with_what_all_their_processes_hold() -> None:
     ollama, editor = ["ollama", "serve"], ["vim"]
-    found = cli_doctor.look_at_servers([(ollama, GIB), (ollama, 3 * GIB), (editor, 9 * GIB)])
-    assert found.found == "Ollama (4.0 GiB)"
+    found = cli_doctor.look_at_servers([(7, ollama, GIB), (9, ollama, 3 * GIB), (8, editor, 9 * GIB)])
+    assert found.found == "Ollama (4.0 GiB, pid 7 9)"
     assert "stop" in found.advice
-    assert cli_doctor.look_at_servers([(editor, GIB)]) == Finding("other model servers", "none")
+    assert cli_doctor.look_at_servers([(8, editor, GIB)]) == Finding("other model servers", "none")
 
 
 def test_a_backend_that_is_not_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
