@@ -67,6 +67,9 @@ def _check(how: Speaking, stored: StoredVoice | None) -> None:
         )
     if how.ref_audio is None and how.ref_text is not None:
         raise RequestError("`ref_text` says what is in `ref_audio`, which is missing.", "ref_audio")
+    if how.x_vector_only_mode and stored is None and how.ref_audio is None and how.speaker_embedding is None:
+        text = "`x_vector_only_mode` needs a voice to imitate: send `ref_audio`, or name a stored voice."
+        raise RequestError(text, "x_vector_only_mode")
 
 
 def _lacks_text(why: str) -> RequestError:

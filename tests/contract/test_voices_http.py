@@ -115,6 +115,7 @@ async def test_task_type_chooses_and_is_checked(http: httpx.AsyncClient) -> None
         ({"model": "custom06", "voice": "ryan", "instructions": "Sad."}, "instructions"),
         ({"model": "base", "ref_text": "Alone."}, "ref_audio"),
         ({"model": "base", "ref_audio": CLONE["ref_audio"], "x_vector_only_mode": False}, "ref_text"),
+        ({"model": "custom", "voice": "ryan", "x_vector_only_mode": True}, "x_vector_only_mode"),
         ({**CLONE, "speaker_embedding": [0.1] * 32}, "speaker_embedding"),
         ({"model": "base", "speaker_embedding": [0.1] * 31}, "speaker_embedding"),
         ({"model": "base", "speaker_embedding": ["a"]}, "speaker_embedding"),
