@@ -52,7 +52,7 @@ def blueprint(edge: Edge) -> Blueprint:
 
         async def work(index: int) -> None:
             async with limiter:
-                results[index] = await _result(edge, exchange, index, {**common, **items[index]})
+                results[index] = await _result(edge, exchange, index, common, items[index])
 
         async with anyio.create_task_group() as tasks:
             for index in range(len(items)):
@@ -73,9 +73,13 @@ def blueprint(edge: Edge) -> Blueprint:
     return routes
 
 
-async def _result(edge: Edge, exchange: Exchange, index: int, given: dict[str, Any]) -> dict[str, Any]:
+async def _result(
+    edge: Edge, exchange: Exchange, index: int, common: dict[str, Any], given: Any
+) -> dict[str, Any]:
     try:
-        item = convert(given, BatchItem)
+        if not isinstance(given, dict):
+            raise RequestError(f"`items[{index}]` must be a JSON object.", "items")
+        item = convert({**common, **given}, BatchItem)
         voice = await likeness(item, edge)
         speak = edge.speak(f"{exchange.id}-{index}", item.input, item, streamed=False, likeness=voice)
         job = SpeechJob(edge, exchange, speak, "batch", received=time.perf_counter())

@@ -28,6 +28,13 @@ async def test_each_item_has_its_own_end(http: httpx.AsyncClient) -> None:
     assert cut["finish_reason"] == "length"
 
 
+async def test_an_item_that_is_no_object_harms_no_other(http: httpx.AsyncClient) -> None:
+    item = {"input": "Hi.", "voice": "ryan", "response_format": "pcm"}
+    results = (await http.post(BATCH, json={"items": [item, 5]})).json()["results"]
+    assert [result["status"] for result in results] == ["success", "error"]
+    assert results[1]["error"]["message"] == "`items[1]` must be a JSON object."
+
+
 async def test_limits(http: httpx.AsyncClient) -> None:
     for items in ([], [{"input": "Hi."}] * 33, "Hi.", None):
         reply = await http.post(BATCH, json={"items": items})
