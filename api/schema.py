@@ -98,7 +98,7 @@ class BatchItem(Speaking, kw_only=True):
 class BatchBody(Speaking, kw_only=True):
     """Body of `POST /v1/audio/speech/batch`: what is given beside the items holds for all of them."""
 
-    items: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    items: Annotated[list[Any], Meta(min_length=1)]
 
 
 T = TypeVar("T")
