@@ -46,7 +46,10 @@ def blueprint(edge: Edge) -> Blueprint:
         if recording is not None:
             body.ref_audio = base64.b64encode(recording).decode()
         events = body.stream_format == "sse"
-        whole = body.stream is False and not events
+        if events and body.stream is False:
+            text = "`stream_format` sse is a stream and `stream` is false: leave one of them out."
+            raise RequestError(text, "stream")
+        whole = body.stream is False
         voice = await likeness(body, edge)
         speak = edge.speak(current().id, body.input, body, streamed=not whole, likeness=voice)
         timeline = None

@@ -83,6 +83,12 @@ async def test_allowed_values_are_told(http: httpx.AsyncClient) -> None:
     assert "ryan" in error_of(await http.post(SPEECH, json={**TEXT, "voice": "nobody"}))["message"]
 
 
+async def test_events_are_a_stream(http: httpx.AsyncClient) -> None:
+    error = error_of(await http.post(SPEECH, json={**TEXT, "stream_format": "sse", "stream": False}))
+    assert "`stream_format`" in error["message"]
+    assert error["param"] == "stream"
+
+
 async def test_opus_has_its_own_rates(http: httpx.AsyncClient) -> None:
     reply = await http.post(SPEECH, json={**TEXT, "response_format": "opus", "sample_rate": 44100})
     assert reply.status_code == 400
