@@ -8,6 +8,7 @@ import msgspec
 from quart import Quart, Response, has_request_context, request, websocket
 from quart.wrappers.base import BaseRequestWebsocket
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing.exceptions import WebsocketMismatch
 
 from ..bus.errors import RequestError
 from ..bus.messages import Failure
@@ -93,6 +94,7 @@ _HTTP = {
     405: ("method_not_allowed", "{path} cannot be asked with {method}."),
     408: ("body_timeout", "The body did not arrive in time."),
     413: ("body_too_large", "The body is larger than this server takes."),
+    426: ("upgrade_required", "{path} is a WebSocket: ask for it with `Upgrade: websocket`."),
 }
 
 
@@ -105,7 +107,8 @@ def install(app: Quart) -> None:
 
     @app.errorhandler(HTTPException)
     async def http(error: HTTPException) -> Response:
-        status = error.code or 500
+        mismatch = isinstance(error, WebsocketMismatch) and has_request_context()
+        status = 426 if mismatch else error.code or 500
         code, text = _HTTP.get(
             status, (error.name.lower().replace(" ", "_"), error.description or error.name)
         )
@@ -113,6 +116,8 @@ def install(app: Quart) -> None:
         response = answer(Failure(status=status, code=code, message=text))
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+        if mismatch:
+            response.headers["Upgrade"] = "websocket"
         return response
 
     @app.errorhandler(Exception)

@@ -230,6 +230,12 @@ async def test_wrong_messages_are_answered(dial: Callable[..., Any], message: An
         assert isinstance(await socket.hear(), CloseConnection)
 
 
+async def test_without_an_upgrade(http: httpx.AsyncClient) -> None:
+    reply = await http.get(PATH)
+    assert (reply.status_code, reply.headers["upgrade"]) == (426, "websocket")
+    assert "is a WebSocket" in reply.json()["error"]["message"]
+
+
 async def test_key_and_origin(serve_with: Callable[..., Any], connect: Callable[..., Any]) -> None:
     async with serve_with(api_key="k", cors_origins=("http://app.test",)) as server:
         for headers, status in (
