@@ -142,12 +142,13 @@ def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
         return msgspec.convert(given, kind, strict=strict)
     except (msgspec.ValidationError, OverflowError) as error:
         text, _, where = str(error).partition(" - at `$")
-        field = where.strip(".`").split(".")[0].split("[")[0] or None
+        path = where.strip(".`")
+        field = path.split(".")[0].split("[")[0] or None
         if field is None and "required field" in text:
             field = text.split("`")[1]
             raise RequestError(f"`{field}` is missing.", field, code="missing_required_parameter") from None
-        name = f"`{field}`: " if field else ""
-        raise RequestError(f"{name}{text}{_allowed(kind, field)}.", field) from None
+        name = f"`{path}`: " if path else ""
+        raise RequestError(f"{name}{text}{_allowed(kind, path)}.", field) from None
 
 
 def _whole(value: Any) -> Any:
@@ -155,13 +156,14 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _allowed(kind: type, field: str | None) -> str:
+def _allowed(kind: type, path: str) -> str:
     """The values of a field that has a fixed set."""
-    if field is None:
-        return ""
+    field, _, inner = path.partition(".")
     for info in msgspec.structs.fields(kind):
-        if info.encode_name == field:
+        if info.encode_name == field.split("[")[0]:
             for option in (info.type, *get_args(info.type)):
+                if inner and isinstance(option, type) and issubclass(option, msgspec.Struct):
+                    return _allowed(option, inner)
                 values = get_args(option)
                 if values and all(isinstance(value, str | int) for value in values):
                     return f"; allowed: {', '.join(map(str, values))}"

@@ -247,6 +247,8 @@ async def test_refusals(both: httpx.AsyncClient, together: Running, fields: Any,
         answer = await both.post(CHAT, json={**SHORT, **fields, "stream": stream})
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param, answer.text
+        if "'au'" in answer.text:
+            assert "`audio.format`: Invalid enum value 'au'; allowed: wav, aac, mp3" in answer.text
     await freed(together, both)
 
 
