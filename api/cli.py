@@ -1,22 +1,12 @@
-"""The command `vivavoce`. Each group of commands is one module; nothing heavy is imported before a command runs."""
+"""The command `vivavoce`. Each group of commands is one module; nothing heavy is imported before a command runs.
+
+The modules are imported within `main`, where Ctrl-C is no traceback.
+"""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
-
-from . import (
-    cli_bench,
-    cli_chat,
-    cli_doctor,
-    cli_keys,
-    cli_layout,
-    cli_models,
-    cli_quantize,
-    cli_serve,
-    cli_speak,
-    cli_tap,
-)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell reports it: 128 + SIGINT."""
@@ -24,6 +14,19 @@ INTERRUPTED = 130
 
 def parser() -> argparse.ArgumentParser:
     """Everything the command line accepts."""
+    from . import (
+        cli_bench,
+        cli_chat,
+        cli_doctor,
+        cli_keys,
+        cli_layout,
+        cli_models,
+        cli_quantize,
+        cli_serve,
+        cli_speak,
+        cli_tap,
+    )
+
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of a failure"
@@ -51,8 +54,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. 0 done, 1 failed (one sentence on stderr), 2 wrong usage, 130 interrupted."""
-    args = parser().parse_args(arguments)
+    args = argparse.Namespace()
     try:
+        args = parser().parse_args(arguments)
         return args.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED

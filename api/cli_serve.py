@@ -69,11 +69,12 @@ def run(args: argparse.Namespace) -> int:
         for hint in running.hints:
             print(f"Faster: {hint}", file=sys.stderr)
 
-    async def main() -> None:
-        await serve(layout, notify=line.notice, listening=listening)
+    async def main() -> bool:
+        return await serve(layout, notify=line.notice, listening=listening)
 
     try:
-        anyio.run(main)
+        if not anyio.run(main):
+            raise KeyboardInterrupt
     finally:
         line.clear()
     return 0

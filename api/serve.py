@@ -36,8 +36,10 @@ async def serve(
     *,
     notify: Callable[[Notice], None] = lambda _: None,
     listening: Callable[[str, Running], None] = lambda _url, _running: None,
-) -> None:
+) -> bool:
     """Load the layout and serve until SIGINT or SIGTERM; a second signal ends it at once.
+
+    False where SIGINT ended it before it served.
 
     :param notify: is told the steps of loading.
     :param listening: is told the address once requests are taken.
@@ -51,6 +53,7 @@ async def serve(
             async with Running(layout, notify) as running:
                 signals.loaded = True
                 await serve_running(running, bound, stop, listening=lambda url: listening(url, running))
+        return not signals.interrupted
     finally:
         bound.close()
 
@@ -130,18 +133,19 @@ class _Signals:
     def __init__(self, stop: anyio.Event, everything: anyio.CancelScope) -> None:
         self._stop = stop
         self._everything = everything
-        self.loaded = False
+        self.loaded = self.interrupted = False
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._received)
+            asyncio.get_running_loop().add_signal_handler(number, self._received, number)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _received(self) -> None:
+    def _received(self, number: int) -> None:
+        self.interrupted |= number == signal.SIGINT and not self.loaded
         if self._stop.is_set():
             log.warning("Stopped by a second signal: what was open is broken off.")
         if self._stop.is_set() or not self.loaded:

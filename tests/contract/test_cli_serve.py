@@ -90,3 +90,15 @@ async def test_every_process_logs_json_and_refusals_say_what_they_were() -> None
     assert by["r1"]["ending"] == "error"
     assert by["r1"]["message"].startswith("speech: error after 0 frames: Speech cannot be served now")
     assert by["r2"]["message"].endswith("refused: `input` is empty: there is nothing to say.")
+
+
+def test_ctrl_c_while_it_loads_is_130() -> None:
+    code = (
+        "import os, signal; from vivavoce.api import cli, cli_terminal\n"
+        "cli_terminal.Line.notice = lambda self, _: os.kill(os.getpid(), signal.SIGINT)\n"
+        "raise SystemExit(cli.main(['serve', '--port', '0', '--layout', 'split']))\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, timeout=20)
+    assert done.returncode == 130
+    assert b"Traceback" not in done.stderr
+    assert done.stdout == b""

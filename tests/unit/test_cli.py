@@ -48,6 +48,12 @@ def test_building_the_parser_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_commands_are_imported_where_ctrl_c_is_no_traceback() -> None:
+    code = "import sys; from vivavoce.api import cli; print([n for n in sys.modules if 'vivavoce.api.cli_' in n])"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize(
     "command",
     [
