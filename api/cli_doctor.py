@@ -108,8 +108,8 @@ def look_at_servers(processes: Iterable[tuple[int, list[str], int]]) -> Finding:
     if not held:
         return Finding("other model servers", "none")
     found = ", ".join(
-        f"{name} ({size(sum(resident for _, resident in found))}, pid {' '.join(str(pid) for pid, _ in found)})"
-        for name, found in held.items()
+        f"{name} ({size(sum(bytes_ for _, bytes_ in its))}, pid {' '.join(str(pid) for pid, _ in its)})"
+        for name, its in held.items()
     )
     advice = "Other programs hold models and use the same device: stop those that you do not need."
     return Finding("other model servers", found, advice)
