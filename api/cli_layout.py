@@ -80,17 +80,21 @@ def _links(layout: "Layout") -> list[tuple[str, ...]]:
 
 
 def _settings(layout: "Layout", given: str) -> list[tuple[str, ...]]:
-    """Every setting with its value and where that came from."""
+    """Every setting of what the layout runs, with its value and where that came from."""
     import msgspec
 
     from ..bus.layout import load
+    from ..bus.messages import FAMILIES
 
     file = Path(given)
     shipped = resources.files("vivavoce.configs") / f"{given}.toml"
     name, text = (str(file), file.read_text()) if file.is_file() else (f"{given}.toml", shipped.read_text())
     written, stored = _flat(msgspec.toml.decode(text)), _flat(msgspec.to_builtins(load(given)))
     rows: list[tuple[str, ...]] = []
+    idle = tuple(f"{family}." for family, stages in FAMILIES.items() if layout.place(stages[0]) is None)
     for key, value in _flat(msgspec.to_builtins(layout)).items():
+        if key.startswith(idle):
+            continue
         source = "command line" if value != stored[key] else name if key in written else "default"
         shown = msgspec.json.encode(value).decode() if key != "api.api_key" or value is None else "(set)"
         rows.append((key, shown, source))
@@ -107,6 +111,8 @@ def _flat(layout: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_models(layout: "Layout") -> None:
+    from ..configs.models import find, kind, split_name
+    from .cli_checkpoint import on_disk
     from .cli_plan import machine, model_plan, needs
 
     plans = [model_plan(source, layout) for source in layout.speech.models] if layout.place("talker") else []
@@ -120,12 +126,20 @@ def _print_models(layout: "Layout") -> None:
         )
         for plan in plans
     ]
+    for name, source in map(split_name, layout.chat.models):
+        folder = find(source, download=False)
+        rows.append(
+            (name, source, kind(folder) or "unknown", f"{size(on_disk(folder))} on disk", str(folder))
+        )
     print(f"\nModels\n{columns(rows)}")
     least = most = 0
     for need in needs(layout, plans):
         rows = [(what, size(count)) for what, count in need.rows]
-        rows.append(("all, with one request of 15 s", size(need.least)))
-        rows.append((f"all, with {layout.api.max_concurrent} requests at their longest", size(need.most)))
+        if need.least == need.most:
+            rows.append(("all", size(need.most)))
+        else:
+            rows.append(("all, with one request of 15 s", size(need.least)))
+            rows.append((f"all, with {layout.api.max_concurrent} requests at their longest", size(need.most)))
         print(f"\nMemory of process {need.process}\n{columns(rows)}")
         least, most = least + need.least, most + need.most
     total = machine()

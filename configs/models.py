@@ -68,18 +68,23 @@ def find(source: str, *, download: bool = True) -> Path:
         ) from None
 
 
-def refuse_other(folder: Path, family: Literal["speech", "chat"]) -> None:
-    """Raises StartError for a model of the other family. What is wrong otherwise, its loader tells."""
-    file = folder / "config.json"
+def kind(folder: Path) -> str | None:
+    """`model_type` of a model's config.json, None where that cannot be read, which the model's loader tells."""
     try:
-        kind = msgspec.json.decode(file.read_bytes(), type=_Kind).model_type
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=_Kind).model_type
     except (OSError, msgspec.DecodeError):
-        return
-    if family == "speech" and kind != SPEECH:
+        return None
+
+
+def refuse_other(folder: Path, family: Literal["speech", "chat"]) -> None:
+    """Raises StartError for a model of the other family."""
+    found = kind(folder)
+    if family == "speech" and found not in (None, SPEECH):
         raise StartError(
-            f"{file} is not that of a Qwen3-TTS model but of {kind!r}: a chat model is given with --chat-model"
+            f"{folder / 'config.json'} is not that of a Qwen3-TTS model but of {found!r}: a chat model is given "
+            "with --chat-model"
         )
-    if family == "chat" and kind == SPEECH:
+    if family == "chat" and found == SPEECH:
         raise StartError(
             f"{folder} holds a speech model, which cannot chat: `serve` takes it with --speech-model"
         )

@@ -79,6 +79,19 @@ def test_explain_says_how_chat_and_speech_share_a_device(
     assert ["schedule.slack_s", "0.12", "default"] in lines
 
 
+def test_explain_shows_chat_alone_without_what_is_speechs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat_weights.write(tmp_path / "tiny", 1, 128, "bf16")
+    lines = explain(capsys, "chat", "--chat-model", str(tmp_path / "tiny"))
+    model = next(line for line in lines if line[:1] == ["tiny"])
+    assert model[1:3] == [str(tmp_path / "tiny"), "llama"]
+    assert not any(line[0].startswith("speech.") for line in lines if line)
+    assert ["chat.rows", "8", "default"] in lines
+    assert [line[:-2] for line in lines if line[:1] == ["all"]] == [["all"]]
+    assert not any(line[:1] == ["chat.rows"] for line in explain(capsys, "speech"))
+
+
 def test_explain_refuses_a_model_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["layout", "explain", "speech", "--model", "./nowhere"]) == 1
     assert "no model folder './nowhere'" in capsys.readouterr().err
