@@ -5,7 +5,8 @@ import importlib
 import sys
 from typing import Any
 
-from .cli_terminal import Line
+from . import cli_bench_cohost
+from .cli_terminal import Line, positive
 
 TEXT = (
     "The first frame of this sentence leaves the machine before the second one is begun, and all that "
@@ -66,8 +67,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     speech.set_defaults(run=run, module="compare")
     _add_chat(kinds, common)
-    from . import cli_bench_cohost
-
     cli_bench_cohost.add(kinds, common)
 
 
@@ -91,14 +90,6 @@ def _add_chat(kinds: Any, common: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print JSON on standard output, the table on stderr"
     )
     chat.set_defaults(run=run, module="chat")
-
-
-def positive(text: str) -> int:
-    """An argument's type."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("1 or more is allowed")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,8 +5,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from .cli_bench import positive
-from .cli_terminal import Line
+from .cli_terminal import Line, positive
 
 POLICIES = ("race", "pace", "deadline")
 DTYPES = ("bf16", "8bit", "4bit")

@@ -1,5 +1,6 @@
 """What people see while a command works: a line on stderr that rewrites itself, where stderr is a terminal."""
 
+import argparse
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -56,3 +57,11 @@ def columns(rows: list[tuple[str, ...]], indent: str = "  ") -> str:
         (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
         for row in rows
     )
+
+
+def positive(text: str) -> int:
+    """An argument's type."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("1 or more is allowed")
+    return value

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Request = TypeVar("Request", SpeechRequest, ChatRequest)
 
 
-class Job(Generic[Request]):
+class Job(ABC, Generic[Request]):
     """Its exchange closes it."""
 
     what = ""
@@ -108,8 +109,9 @@ class Job(Generic[Request]):
         return message
 
     @property
+    @abstractmethod
     def _limit_s(self) -> float:
-        raise NotImplementedError
+        """How long the next message may take."""
 
     @property
     def ready(self) -> bool:

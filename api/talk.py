@@ -1,6 +1,7 @@
 """What the chat routes share: how a request begins, and how its answer is told, as events or whole."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -45,7 +46,7 @@ class Source(Protocol[PartOut]):
     def failure(self) -> Failure | None: ...
 
 
-class Talk(Generic[Part]):
+class Talk(ABC, Generic[Part]):
     """The answer to one request; each protocol says in its own words how it begins, goes on and ends."""
 
     silence = sse.COMMENT
@@ -55,22 +56,24 @@ class Talk(Generic[Part]):
         self.job = job
         self._source = source
 
-    def begin(self) -> Iterable[bytes]:
-        raise NotImplementedError
+    @abstractmethod
+    def begin(self) -> Iterable[bytes]: ...
 
-    def tell(self, part: Part) -> Iterable[bytes]:
-        raise NotImplementedError
+    @abstractmethod
+    def tell(self, part: Part) -> Iterable[bytes]: ...
 
+    @abstractmethod
     def end(self) -> Iterable[bytes]:
         """Of an answer that came to a good end."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def failed(self, failure: Failure) -> bytes:
         """The end of one that did not."""
-        raise NotImplementedError
+        ...
 
-    def whole(self, choices: list[Choice]) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def whole(self, choices: list[Choice]) -> dict[str, Any]: ...
 
     async def answer(self, keep_alive_s: float, *, streamed: bool) -> Response:
         """A stream, whose status is that of the acceptance, or all at once as JSON. Raises RequestError."""

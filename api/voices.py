@@ -127,7 +127,8 @@ async def stored_voices(edge: Edge, model: str | None = None) -> list[dict[str, 
     """The stored voices, where there is a model that can imitate them."""
     able = _imitators(edge.catalog)
     if model is not None:
-        able = [edge.catalog.find(model, "speech").name] if edge.catalog.find(model).name in able else []
+        wanted = edge.catalog.find(model, "speech").name
+        able = [name for name in able if name == wanted]
     if not able:
         return []
     return [

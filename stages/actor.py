@@ -96,8 +96,7 @@ class Actor(Generic[R]):
                 await work
         except Exception as error:  # the request's boundary: one request fails, the stage goes on
             await self._fail(request, error, outbox)
-        if (clock := self._clocks.get(request)) is not None:
-            clock.busy_s += time.perf_counter() - began
+        self._spend([request], began)
         self._turn = None
 
     async def _fail(self, request: str, error: Exception, outbox: Outbox) -> None:
@@ -120,10 +119,15 @@ class Actor(Generic[R]):
                 await self._together([r], [n], compute, outbox) for r, n in zip(batch, names, strict=True)
             ]
             return [pair for pairs in alone for pair in pairs]
-        for name in names:
-            if (clock := self._clocks.get(name)) is not None:
-                clock.busy_s += (time.perf_counter() - began) / len(names)
+        self._spend(names, began)
         return list(zip(batch, made, strict=True))
+
+    def _spend(self, requests: list[str], began: float) -> None:
+        """Account for the time since then, in equal shares."""
+        share_s = (time.perf_counter() - began) / len(requests)
+        for request in requests:
+            if (clock := self._clocks.get(request)) is not None:
+                clock.busy_s += share_s
 
     async def _take(self, message: Message, outbox: Outbox) -> None:
         if isinstance(message, Speak):

@@ -21,8 +21,8 @@ WORDS = "the quick brown fox jumps over a lazy dog and runs on through the wood 
 CLIENTS = (1, 4, 8)
 
 
-class ChatResult(msgspec.Struct, kw_only=True):
-    """Medians of the runs. Rates are tokens per second."""
+class Setting(msgspec.Struct, kw_only=True):
+    """What was measured, and where."""
 
     model: str
     device: str
@@ -30,6 +30,11 @@ class ChatResult(msgspec.Struct, kw_only=True):
     runs: int
     tokens: int
     prompt_tokens: int
+
+
+class ChatResult(Setting, kw_only=True):
+    """Medians of the runs. Rates are tokens per second."""
+
     load: float
     """Processes that wanted a processor while this ran (one-minute average at the end)."""
     decode: float
@@ -73,12 +78,7 @@ def bench(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[str, st
             cold_theirs.append(runner.ttft_theirs(run))
     say("several clients")
     result = ChatResult(
-        model=name,
-        device=f"{machine.name}, {machine.description}, {platform.machine()}",
-        mlx_lm=metadata.version("mlx-lm"),
-        runs=args.runs,
-        tokens=args.tokens,
-        prompt_tokens=args.prompt_tokens,
+        **setting(name, machine, args),
         load=_load(),
         decode=statistics.median(decode),
         ttft_cold_s=statistics.median(cold),
@@ -89,6 +89,18 @@ def bench(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[str, st
     )
     device.release()
     return _table(result), msgspec.json.encode(result).decode()
+
+
+def setting(name: str, machine: device.Device, args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `Setting`."""
+    return {
+        "model": name,
+        "device": f"{machine.name}, {machine.description}, {platform.machine()}",
+        "mlx_lm": metadata.version("mlx-lm"),
+        "runs": args.runs,
+        "tokens": args.tokens,
+        "prompt_tokens": args.prompt_tokens,
+    }
 
 
 def _load() -> float:

@@ -6,7 +6,6 @@ tokens count from the request. The servers have their own defaults.
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPConnection
-from importlib import metadata
 from socket import create_server
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -26,7 +24,7 @@ import msgspec
 from ...bus.errors import StartError
 from ...configs.models import find, split_name
 from .. import device
-from .chat import CLIENTS, WORDS
+from .chat import CLIENTS, WORDS, Setting, setting
 from .table import aligned
 
 OURS = "import sys; from vivavoce.api.cli import main; sys.exit(main())"
@@ -69,13 +67,7 @@ class Side(msgspec.Struct, kw_only=True):
     """Tokens per second of so many clients together, prompts included."""
 
 
-class HttpResult(msgspec.Struct, kw_only=True):
-    model: str
-    device: str
-    mlx_lm: str
-    runs: int
-    tokens: int
-    prompt_tokens: int
+class HttpResult(Setting, kw_only=True):
     vivavoce: Side
     mlx_lm_server: Side
 
@@ -97,14 +89,8 @@ def bench(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[str, st
             for side in sides:
                 side.run(run)
         results = [side.result() for side in sides]
-    machine = device.setup()
     result = HttpResult(
-        model=name,
-        device=f"{machine.name}, {machine.description}, {platform.machine()}",
-        mlx_lm=metadata.version("mlx-lm"),
-        runs=args.runs,
-        tokens=args.tokens,
-        prompt_tokens=args.prompt_tokens,
+        **setting(name, device.setup(), args),
         vivavoce=results[0],
         mlx_lm_server=results[1],
     )
@@ -131,7 +117,7 @@ class Server:
                 if self._process.poll() is not None or time.monotonic() > end:
                     self._said.seek(0)
                     raise StartError(f"the server of {self.model} did not start: {self._said.read()[-300:]}")
-                time.sleep(POLL_S)
+                time.sleep(POLL_S)  # mlx-lm's server does not say when it is ready
         except BaseException:
             self.__exit__(None, None, None)
             raise

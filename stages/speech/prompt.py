@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import cast
 
 import anyio.lowlevel
 import msgspec
@@ -73,7 +72,8 @@ class PromptStage(Actor[_Request]):
 
     async def run(self, inbox: Inbox, outbox: Outbox) -> None:
         self._waiting = Waiting(inbox)
-        await super().run(cast(Inbox, self._waiting), outbox)
+        async for message in self._waiting:
+            await self._serve(message, outbox)
 
     async def enter(self, speak: Speak) -> tuple[_Request, Speak]:
         model = check(self._models, speak)

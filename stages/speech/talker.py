@@ -90,8 +90,6 @@ class _Run:
     """Whether the newest frame has been seen not to be the end."""
     parked: mx.array | None = None
     """The next frame's input, while there is no credit or no text to start it."""
-    text: mx.array | None = None
-    """And its row of text."""
 
 
 class TalkerStage(Actor[_Request]):
@@ -221,16 +219,12 @@ class TalkerStage(Actor[_Request]):
             if playout.heard:
                 self._party.still(name)
             return
-        text = run.trailing[:, run.frame : run.frame + 1]
-        if text.shape[1] == 0:
-            if not run.final:
-                self._party.still(name)
-                await self._wait_for_text(request, run, outbox)
-                return
-            text = run.pad
+        if not run.final and run.frame >= run.trailing.shape[1]:
+            self._party.still(name)
+            await self._wait_for_text(request, run, outbox)
+            return
         if not granted and not self._party.ready(name, playout, request.done + run.frame + 1):
             return
-        run.text = text
         self._ready[name] = request
 
     async def caught_up(self, outbox: Outbox) -> None:
@@ -318,13 +312,19 @@ def _run(request: _Request) -> _Run:
     return request.run
 
 
+def _text(run: _Run) -> mx.array:
+    """The next frame's row of text, [1, 1, H]: padding behind the last."""
+    row = run.trailing[:, run.frame : run.frame + 1]
+    return row if row.shape[1] else run.pad
+
+
 def _step(batch: list[_Request]) -> list[tuple[mx.array, mx.array]]:
     """Queue the next frame of each: code 0 [1, 1] and hidden state [1, 1, H]."""
     runs = [_run(request) for request in batch]
     made = batch[0].model.talker.steps(
         [run.state for run in runs],
         [cast(mx.array, run.parked) for run in runs],
-        [cast(mx.array, run.text) for run in runs],
+        [_text(run) for run in runs],
     )
     for run, (state, _, _) in zip(runs, made, strict=True):
         run.state, run.parked = state, None

@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import anyio
 import anyio.lowlevel
-from anyio.streams.memory import MemoryObjectStreamStatistics
 
 from ...bus.channel import Inbox
 from ...bus.messages import Close, Message, Speak
@@ -28,9 +27,6 @@ class Waiting:
                 if isinstance(message, Close):
                     self._closed.add(message.request)
         return request in self._closed
-
-    def statistics(self) -> MemoryObjectStreamStatistics:
-        return self._inbox.statistics()
 
     def __aiter__(self) -> "Waiting":
         return self

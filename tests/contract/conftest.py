@@ -272,3 +272,20 @@ def serve_chat(chatting: Running) -> Callable[..., AbstractAsyncContextManager[S
 async def chat_http(chat_server: Server) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=chat_server.url, timeout=20) as client:
         yield client
+
+
+class Failing:
+    """A container that breaks at its third piece."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+        self._left = 2
+
+    def feed(self, samples: bytes) -> bytes:
+        if not self._left:
+            raise ArithmeticError("the encoder broke")
+        self._left -= 1
+        return self._made.feed(samples)
+
+    def finish(self) -> bytes:
+        return self._made.finish()

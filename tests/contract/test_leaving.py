@@ -12,6 +12,8 @@ import pytest
 
 from vivavoce.stages.speech import encoder
 
+from .conftest import Failing
+
 LONG = "The quick brown fox jumps over the lazy dog, then rests a while in the warm sun. " * 30
 
 
@@ -90,23 +92,6 @@ async def test_a_stalled_client_parks_only_itself(
         reply = await http.post("/v1/audio/speech", json={"input": "Hi.", "voice": "ryan"})
         assert reply.status_code == 200
     await freed(server, http)
-
-
-class Failing:
-    """A container that breaks at its third piece."""
-
-    def __init__(self, made: Any) -> None:
-        self._made = made
-        self._left = 2
-
-    def feed(self, samples: bytes) -> bytes:
-        if not self._left:
-            raise ArithmeticError("the encoder broke")
-        self._left -= 1
-        return self._made.feed(samples)
-
-    def finish(self) -> bytes:
-        return self._made.finish()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from vivavoce.bus.layout import Chat
 from vivavoce.bus.running import Running
 from vivavoce.stages.speech import encoder
 
-from .conftest import Server, chat_layout, serving
+from .conftest import Failing, Server, chat_layout, serving
 
 CHAT = "/v1/chat/completions"
 VOICE = {"voice": "ryan", "format": "pcm16", "seed": 5}
@@ -250,20 +250,6 @@ async def test_refusals(both: httpx.AsyncClient, together: Running, fields: Any,
         if "'au'" in answer.text:
             assert "`audio.format`: Invalid enum value 'au'; allowed: wav, aac, mp3" in answer.text
     await freed(together, both)
-
-
-class Failing:
-    """A container that breaks at its third piece."""
-
-    def __init__(self, made: Any) -> None:
-        self._made = made
-        self._left = 2
-
-    def feed(self, samples: bytes) -> bytes:
-        if not self._left:
-            raise ArithmeticError("the encoder broke")
-        self._left -= 1
-        return self._made.feed(samples)
 
 
 @pytest.mark.parametrize("stream", [False, True])
