@@ -221,6 +221,12 @@ class SpeechJob(Job[SpeechRequest]):
         if self._opened and not self._closed:
             await self._send_texts()
 
+    async def heard(self, samples: int) -> None:
+        """The client has played so much by now; what it needs next is due accordingly."""
+        self.played = samples
+        if self._sent and not self._closed:
+            await self._request.played(min(samples, self._sent) / self.rate)
+
     async def _send_texts(self) -> None:
         async with self._sending:
             while self._texts:
@@ -264,13 +270,16 @@ class SpeechJob(Job[SpeechRequest]):
     def _limit_s(self) -> float:
         return self._edge.settings.first_audio_timeout_s
 
+    @property
+    def _sent(self) -> int:
+        """Samples. What is not streamed goes out at the end."""
+        return self._timing.samples if self.speak.container_streamed else 0
+
     def position(self) -> dict[str, Any]:
         """How much the client was sent and has heard, in samples, and the text that this covers (see `Pace`)."""
-        # What is not streamed goes out at the end.
-        sent = self._timing.samples if self.speak.container_streamed else 0
-        heard = sent if self.played is None else min(self.played, sent)
+        heard = self._sent if self.played is None else min(self.played, self._sent)
         return {
-            "samples_sent": sent,
+            "samples_sent": self._sent,
             "samples_heard": self.played,
             "sample_rate": self.rate,
             "text": self._edge.pace.covered(self._text, heard / self.rate * self.speak.speed),

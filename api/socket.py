@@ -5,7 +5,8 @@
 
 An utterance is what lies between the first `input.text` and `input.done`. The next one may begin while the last is
 still being sent; their audio comes one after the other. A client may say how many samples of an utterance it has
-played, with `playback` or in `cancel`; `cancelled` then says what text was heard.
+played, with `playback` or in `cancel`; `cancelled` then says what text was heard, and where chat shares the device
+the next audio is due by what the client still has to play.
 """
 
 import base64
@@ -134,10 +135,12 @@ class Session:
             case {"type": "input.done"}:
                 await self._done()
             case {"type": "playback", "samples": int(samples)} if samples >= 0:
-                self._played(message.get("utterance_index"), samples)
+                for job in self._jobs(message.get("utterance_index")):
+                    await job.heard(samples)
             case {"type": "cancel"}:
                 if isinstance(samples := message.get("samples"), int) and samples >= 0:
-                    self._played(message.get("utterance_index"), samples)
+                    for job in self._jobs(message.get("utterance_index")):
+                        job.played = samples
                 await self._cancel_all()
             case _:
                 known = "session.config, input.text, input.done, playback, cancel, session.close"
@@ -191,11 +194,10 @@ class Session:
             raise nothing_to_say("text")
         await utterance.job.text("", final=True)
 
-    def _played(self, index: Any, samples: int) -> None:
-        """The client has played so much of an utterance, by default of the one that is being sent."""
-        for utterance in self._utterances[:1] if index is None else self._utterances:
-            if index in (None, utterance.index) and utterance.job is not None:
-                utterance.job.played = samples
+    def _jobs(self, index: Any) -> list[SpeechJob]:
+        """That of an utterance, by default of the one that is being sent."""
+        meant = self._utterances[:1] if index is None else self._utterances
+        return [each.job for each in meant if index in (None, each.index) and each.job is not None]
 
     async def _cancel_all(self) -> None:
         """Barge-in: everything stops, and the client is told of each utterance."""

@@ -196,6 +196,10 @@ class SpeechRequest(OpenRequest[Audio]):
     async def text(self, text: str, *, final: bool = False) -> None:
         await self._client.send(Text(request=self._opening.request, text=text, final=final))
 
+    async def played(self, seconds: float) -> None:
+        """The client has played so much of the audio by now."""
+        await self._client.send(Credit(request=self._opening.request, frames=0, played_s=seconds))
+
     async def taken(self, part: Audio) -> None:
         if part.frames:
             frames, self._withheld = part.frames + self._withheld, 0

@@ -107,6 +107,8 @@ class Credit(Message, frozen=True, kw_only=True):
     """The client took this many frames: as many more may be made."""
 
     frames: int
+    played_s: float | None = None
+    """Seconds of the audio that it says it has played by now, where it says so."""
 
 
 class Close(Message, frozen=True, kw_only=True):

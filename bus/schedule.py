@@ -9,10 +9,11 @@ arbiter lives in the device thread where all share one (calls, nothing sent), el
 Policies: `race` lets parties of one thread take turns, and those of several run as they like; `pace` makes speech
 no faster than it is played, with a lead, and has all take turns; `deadline` gives chat what speech does not need.
 
-Deadlines follow from what a listener has in hand (`Playout`). A chunk of frames has to be there `slack_s` before
-the audio handed out until then has been played. A share of the time to spare until then is chat's, spread evenly
-over the frames that are still to be made, so that its slices come in between and not in one lump; the rest becomes
-the listener's reserve, for when another begins to be spoken to. First audio is due at once.
+Deadlines follow from what a listener has in hand (`Playout`), as its client reports it, or else by the clock. A
+chunk of frames has to be there `slack_s` before the audio handed out until then has been played. A share of the
+time to spare until then is chat's, spread evenly over the frames that are still to be made, so that its slices come
+in between and not in one lump; the rest becomes the listener's reserve, for when another begins to be spoken to.
+First audio is due at once.
 
 A process that dies loses the device with it (its supervisor tells); a holder that is wanted and gives no sign for
 `timeout_s` loses it too. At rest the device is speech's: a first frame on an idle machine asks nobody.
@@ -168,14 +169,19 @@ class Arbiter:
 
 
 class Playout:
-    """When the listener of one request needs which frame: an estimate, from what its client has taken.
+    """When the listener of one request needs which frame: an estimate, from what its client has taken and says.
 
-    The player starts with the first audio that the client took. Frames leave in chunks, each when the frame behind
+    The player starts with the first audio that the client took, and goes on without a pause. Whenever the client
+    says how much it has played, it is taken to go on from there. Frames leave in chunks, each when the frame behind
     it has been made.
     """
 
-    def __init__(self, sizes: Iterator[int]) -> None:
-        """:param sizes: frames of each chunk. The first is one frame, which leaves at once."""
+    def __init__(self, sizes: Iterator[int], speed: float = 1.0) -> None:
+        """
+        :param sizes: frames of each chunk. The first is one frame, which leaves at once.
+        :param speed: tempo of the audio: more frames are played in the same time.
+        """
+        self._frame_s = FRAME_S / speed
         self._sizes = sizes
         self._first = next(sizes)
         self._last = self._first + next(sizes) - 1
@@ -188,9 +194,11 @@ class Playout:
         """Whether the client has taken any audio."""
         return self._start is not None
 
-    def taken(self, now: float) -> None:
-        """The client took audio."""
-        if self._start is None:
+    def taken(self, now: float, played_s: float | None = None) -> None:
+        """The client took audio, or says how much of it it has played."""
+        if played_s is not None:
+            self._start = now - played_s
+        elif self._start is None:
             self._start = now
 
     def seam(self, frame: int) -> None:
@@ -202,11 +210,11 @@ class Playout:
         if self._start is None or settings.policy == "race":
             return now
         while self._last + 1 < frame:
-            self._start = max(self._start, now - self._first * FRAME_S)
+            self._start = max(self._start, now - self._first * self._frame_s)
             self._first = self._last + 1
             self._last += next(self._sizes)
         if settings.policy == "pace":
-            return self._start + frame * FRAME_S - settings.lead_s
+            return self._start + frame * self._frame_s - settings.lead_s
         left = self._last + 2 - frame
-        spare = self._start + self._first * FRAME_S - settings.slack_s - now - left * cost_s
+        spare = self._start + self._first * self._frame_s - settings.slack_s - now - left * cost_s
         return now + max(spare, 0.0) * (1 - settings.reserve) / left

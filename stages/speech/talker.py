@@ -122,7 +122,7 @@ class TalkerStage(Actor[_Request]):
 
     def open(self, speak: Speak) -> _Request:
         recent: deque[int] = deque(maxlen=self._settings.repeat_limit_frames)
-        playout = Playout(sizes(self._settings, speak))
+        playout = Playout(sizes(self._settings, speak), speak.speed)
         model = self._models[speak.model]
         return _Request(
             speak, model, speak.lookahead, recent, sampling=_sampling(model, speak), playout=playout
@@ -170,7 +170,7 @@ class TalkerStage(Actor[_Request]):
                 run.limit = self._limit(state, run.text_tokens)
             case Credit():
                 state.credit += message.frames
-                state.playout.taken(time.monotonic())
+                state.playout.taken(time.monotonic(), message.played_s)
             case _:
                 raise TypeError(f"talker takes no {type(message).__name__}")
         if run is not None:

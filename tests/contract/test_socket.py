@@ -20,6 +20,8 @@ from wsproto.events import (
     TextMessage,
 )
 
+from vivavoce.bus.schedule import Playout
+
 PATH = "/v1/audio/speech/stream"
 
 
@@ -197,6 +199,37 @@ async def test_cancel_tells_what_was_heard(dial: Callable[..., Any], http: httpx
         await socket.say("cancel", samples=0)
         told = (await socket.until("cancelled"))[-1]
         assert (told["utterance_index"], told["samples_heard"], told["text"]) == (1, 0, "")
+    await freed(http)
+
+
+async def test_the_talker_learns_what_was_played(
+    dial: Callable[..., Any], http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In seconds, and no more than was sent."""
+    said: list[float] = []
+    taken = Playout.taken
+
+    def take(self: Playout, now: float, played_s: float | None = None) -> None:
+        taken(self, now, played_s)
+        if played_s is not None:
+            said.append(played_s)
+
+    monkeypatch.setattr(Playout, "taken", take)
+    async with dial() as socket:
+        await socket.say("session.config", voice="ryan", response_format="pcm", sample_rate=48_000)
+        await socket.say("input.text", text="A long story begins here, and it goes on and on. " * 10)
+        await socket.say("playback", samples=1)  # of nothing
+        await socket.until("audio.start")
+        await socket.hear()
+        for samples in (1_200, 10**9):
+            await socket.say("playback", samples=samples)
+        with anyio.fail_after(20):
+            while len(said) < 2:
+                await socket.hear()
+        await socket.say("cancel")
+        sent = (await socket.until("cancelled"))[-1]["samples_sent"]
+    assert said[0] == 0.025
+    assert 0.025 < said[1] <= sent / 48_000
     await freed(http)
 
 

@@ -322,6 +322,26 @@ def test_a_party_that_is_gone_holds_nothing_and_asks_for_nothing() -> None:
     assert ledger.new() == [("a", Grant(1, False)), ("a", Recall()), ("c", Grant(2, False))]
 
 
+def test_the_next_frame_is_due_by_what_the_client_says_it_has_played() -> None:
+    def due(said_s: float | None, speed: float = 1.0) -> float:
+        """In how long frame 9 has to be begun, 0.2 s after the first audio. Its chunk begins with frame 7."""
+        playout = Playout(sizes(), speed)
+        playout.taken(10.0)
+        for frame, now in ((4, 10.05), (8, 10.2)):
+            playout.due(frame, now, 0.0, plain)
+        playout.taken(10.2, said_s)
+        return playout.due(9, 10.2, 0.0, plain) - 10.2
+
+    plain = Schedule(slack_s=0.0, reserve=0.0)
+    by_the_clock, left = due(None), 14 + 2 - 9
+    assert by_the_clock == pytest.approx((7 * FRAME_S - 0.2) / left)
+    assert due(0.2) == pytest.approx(by_the_clock)
+    assert due(0.0) == pytest.approx(7 * FRAME_S / left)  # it has not begun to play
+    assert due(0.5) == pytest.approx((7 * FRAME_S - 0.5) / left)  # it plays faster
+    assert due(9.0) == 0.0  # it says that it has run dry
+    assert due(0.2, speed=2.0) == pytest.approx((7 * FRAME_S / 2 - 0.2) / left)
+
+
 def test_the_cost_of_a_frame_is_that_of_frames_in_a_row() -> None:
     """A frame behind a slice of chat waits for nothing: what passes is only the time to queue it."""
     now = [0.0]
