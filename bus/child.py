@@ -134,6 +134,7 @@ def _state(body: Body) -> Beat:
         active=body.active(),
         deaths=body.deaths,
         tapped=body.tapped,
+        waiting_s=body.progress.waiting_s(),
     )
 
 

@@ -60,6 +60,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Of other processes, as far as every loop of this one has linked to their successors."""
     tapped: int = 0
     """Messages that were handed to taps."""
+    waiting_s: float = 0.0
+    """How long it has been waiting for a device that it shares."""
 
 
 class Relink(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -87,6 +89,8 @@ class Progress:
         self.busy_since: float | None = None
         self.active: Callable[[], dict[str, int]] = dict
         """Open requests in each stage on the device."""
+        self.waiting_s: Callable[[], float] = float
+        """How long the device has been waited for, where it is shared; 0 when it is not."""
         self._last = time.monotonic()
 
     def __enter__(self) -> None:

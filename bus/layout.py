@@ -173,6 +173,8 @@ class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Silence after which it is killed and started again."""
     wedged_s: float = 60.0
     """The longest that one step of its device may take."""
+    device_wait_s: float = 30.0
+    """How long a process may wait for a device that it shares before /health says so, until it has it."""
     start_timeout_s: float = 600.0
     """How long it may be silent while it loads."""
     stacks_s: float = 0.5

@@ -24,12 +24,9 @@ from .listener import SOCKET
 from .loop import Station
 from .messages import FAMILIES, Failure
 from .run_folder import run_folder
-from .status import Outage, ProcessStatus, status_of
+from .status import GIVEN_UP_S, Outage, ProcessStatus, starved, status_of
 from .supervisor import Supervisor
 from .tap import Exchange
-
-GIVEN_UP_S = 60
-"""When to ask again after what only a person can mend."""
 
 
 class Running:
@@ -234,6 +231,8 @@ class Running:
         busy_s = self._body.progress.busy_s
         if own and busy_s > self.layout.supervision.wedged_s:
             return Outage(f"the device has stood still for {busy_s:.0f} s: restart the server", GIVEN_UP_S)
+        if own and (outage := starved(self.layout, self.process, self._body.progress.waiting_s())):
+            return outage
         deaths = sum(self._epochs.values())
         for supervisor in self._supervisors:
             if not self._part_of(supervisor.name, family):
@@ -245,6 +244,8 @@ class Running:
             if supervisor.state != "ready" or supervisor.beat.deaths < deaths:
                 why = f"the process {supervisor.name} is {supervisor.state}: {supervisor.why}"
                 return Outage(why, supervisor.retry_after_s)
+            if outage := starved(self.layout, supervisor.name, supervisor.beat.waiting_s):
+                return outage
         if self._body.deaths < deaths:
             return Outage("a process has just been started again", 1)
         return None
@@ -260,6 +261,7 @@ class Running:
             rss_bytes=psutil.Process().memory_info().rss,
             active={"api": self.client.active(), **self._body.active()},
             tapped=self._body.tapped,
+            waiting_s=own.waiting_s(),
         )
         state = "failed" if self._failure else "ready"
         return [

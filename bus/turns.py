@@ -47,6 +47,8 @@ class Party:
         self._wanted_since: float | None = None
         self._number = 0
         self._asked: float | None = None
+        self._waiting_since: float | None = None
+        """From when on it should have had what it asked for."""
         self._users = 0
         """Inside `async with`, or about to be."""
         self._began: float | None = None
@@ -60,7 +62,8 @@ class Party:
         """What the arbiter tells."""
         match told:
             case Grant(number=number, wanted=wanted):
-                self.held, self._number, self._asked = True, number, None
+                self.held, self._number = True, number
+                self._asked = self._waiting_since = None
                 self._wanted_since = self._clock() if wanted else None
                 self._granted.set()
             case Recall():
@@ -92,6 +95,12 @@ class Party:
             self._began = None
         self._settle()
 
+    @property
+    def waiting_s(self) -> float:
+        """For how long it should have had the device; 0 where it does not wait. May be read by any thread."""
+        since = self._waiting_since
+        return 0.0 if since is None else max(self._clock() - since, 0.0)
+
     def rest(self) -> None:
         """There is nothing to do for now."""
         if self.held and not self.alone and not self._users:
@@ -105,7 +114,10 @@ class Party:
     def _ask(self, due: float) -> None:
         if self._asked is None or due < self._asked:
             self._asked = due
-            self._tell(Ask(None if due == math.inf else max(due - self._clock(), 0.0)))
+            now = self._clock()
+            since = now if math.isinf(due) else max(due, now)
+            self._waiting_since = min(since, self._waiting_since or since)
+            self._tell(Ask(None if due == math.inf else max(due - now, 0.0)))
 
     def _give_up(self) -> None:
         self._drain()

@@ -39,6 +39,7 @@ async def device_main(
         async with parties(station, _drain) as shared, Wiring(station) as wiring:
             models, stages = _load(station, progress, notify, shared)
             progress.active = lambda: {name: len(stage.open_requests()) for name, stage in stages.items()}
+            progress.waiting_s = lambda: max(party.waiting_s for party in shared)
             wiring.run(stages)
             for party in shared:
                 party.join()

@@ -65,6 +65,7 @@ async def device_main(
         stages: dict[str, Stage] = {
             name: Holder(name, shared.chat if name == "chat" else shared.speech) for name in station.stages
         }
+        progress.waiting_s = lambda: max(party.waiting_s for party in shared)
         wiring.run(stages)
         for party in shared:
             party.join()

@@ -26,10 +26,10 @@ def lessees(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def shared(timeout_s: float) -> AsyncGenerator[Running]:
+async def shared(timeout_s: float, **supervised: float) -> AsyncGenerator[Running]:
     loaded = layout.load("cohost")
     schedule = msgspec.structs.replace(loaded.schedule, timeout_s=timeout_s)
-    supervision = msgspec.structs.replace(loaded.supervision, backoff_s=0.05)
+    supervision = msgspec.structs.replace(loaded.supervision, backoff_s=0.05, **supervised)
     made = msgspec.structs.replace(loaded, schedule=schedule, supervision=supervision)
     with anyio.fail_after(20):
         async with Running(made, module="lessees") as running:
@@ -75,6 +75,23 @@ async def test_a_holder_that_hangs_loses_it_after_the_time_out(how: str) -> None
         if how == "wedged":
             async with running.client.chat(chat("briefly")) as request:
                 assert len([part async for part in request]) == 1
+
+
+async def test_who_waits_for_the_device_too_long_is_told_of_until_it_has_it() -> None:
+    async with shared(timeout_s=1.5, device_wait_s=0.2, beat_s=0.05) as running:
+        async with running.client.chat(chat("forever")) as request, anyio.create_task_group() as tasks:
+            await anext(request)
+            tasks.start_soon(speak, running)
+            while (outage := running.outage("speech")) is None:
+                await running.beat()
+            assert "process speech has waited for the device" in outage.reason
+            assert running.outage("chat") is None
+            assert running.failed == outage.reason
+            (speech,) = [one for one in running.processes() if one.name == "speech"]
+            assert speech.waiting_s > 0.2
+            await running.wait_served()
+        await running.beat()
+        assert [one.waiting_s for one in running.processes()] == [0.0, 0.0, 0.0]
 
 
 async def test_a_holder_gives_it_back_at_once_when_it_is_done() -> None:

@@ -82,6 +82,7 @@ async def test_health_tells_of_each_process(http: httpx.AsyncClient) -> None:
         "device_steps",
         "last_progress_s",
         "busy_s",
+        "waiting_s",
     }
     assert keys <= set(process)
     assert process["state"] == "ready"
