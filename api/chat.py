@@ -66,8 +66,8 @@ class _Talk(Talk[ChatDelta | ChatFinished | bytes]):
         self._audio = Joined()
         self._said = ""
         """The text so far of a reply that is spoken."""
-        self._calls: dict[int, int] = {}
-        """How many calls of each choice have been told."""
+        self._calls: dict[int, list[str]] = {}
+        """The ids of the calls of each choice that have been told."""
         self._named = False
         """Whether the id of the audio has been told."""
 
@@ -154,19 +154,19 @@ class _Talk(Talk[ChatDelta | ChatFinished | bytes]):
             yield self._chunk(0, {"audio": {"expires_at": expires}})
 
     def _called(self, part: ChatDelta) -> Iterator[bytes]:
+        told = self._calls.setdefault(part.choice, [])
         for call in part.calls:
-            index = self._calls.get(part.choice, 0)
-            self._calls[part.choice] = index + 1
-            if index and not self._body.parallel_tool_calls:
+            if told and call.id not in told and not self._body.parallel_tool_calls:
                 break
-            # Id and name come once, ahead of the arguments: some clients join whatever is repeated.
-            begin = {"name": call.name, "arguments": ""}
-            told = (
-                {"index": index, "id": call.id, "type": "function", "function": begin},
-                {"index": index, "function": {"arguments": call.arguments}},
-            )
-            for one in told:
-                yield self._chunk(part.choice, {"tool_calls": [one]})
+            if call.id not in told:
+                told.append(call.id)
+                # Id and name come once, ahead of the arguments: some clients join whatever is repeated.
+                begin = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+                yield self._call(part.choice, len(told) - 1, begin)
+            yield self._call(part.choice, told.index(call.id), {"function": {"arguments": call.arguments}})
+
+    def _call(self, choice: int, index: int, told: dict[str, Any]) -> bytes:
+        return self._chunk(choice, {"tool_calls": [{"index": index, **told}]})
 
     def _chunk(
         self, index: int, delta: dict[str, Any], *, drawn: tuple[Drawn, ...] = (), reason: str | None = None

@@ -48,7 +48,7 @@ class Choice:
     def __init__(self) -> None:
         self.text = ""
         self.reasoning = ""
-        self.calls: list[Call] = []
+        self._calls: dict[str, Call] = {}
         self.drawn: list[Drawn] = []
         self.reason = "length"
         self.stop: str | None = None
@@ -61,8 +61,26 @@ class Choice:
         else:
             self.text += part.text
             self.reasoning += part.reasoning
-            self.calls += part.calls
             self.drawn += part.drawn
+            for call in part.calls:
+                before = self._calls.get(call.id)
+                self._calls[call.id] = Call(
+                    call.id, call.name, (before.arguments if before else "") + call.arguments
+                )
+
+    @property
+    def calls(self) -> list[Call]:
+        """Those that are whole: not the one that the limit cut, nor one that is not JSON."""
+        return [call for call in self._calls.values() if is_whole(call.arguments)]
+
+
+def is_whole(arguments: str) -> bool:
+    """Whether that is all of a call's arguments."""
+    try:
+        msgspec.json.decode(arguments)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class ChatJob(Job[ChatRequest]):

@@ -78,6 +78,8 @@ class Blocks:
         self._calls = calls
         self._index = -1
         self._kind: str | None = None
+        self._call_id = ""
+        """Of the latest call."""
 
     def take(self, part: ChatDelta) -> Iterator[Event]:
         if part.reasoning:
@@ -87,16 +89,18 @@ class Blocks:
             yield from self._open("text", {"text": ""})
             yield self._delta({"type": "text_delta", "text": part.text})
         for call in part.calls:
-            if self._calls is None or self._calls > 0:
-                yield from self._call(call)
+            yield from self._call(call)
 
     def _call(self, call: Call) -> Iterator[Event]:
-        self._calls = None if self._calls is None else self._calls - 1
-        yield from self.close()
-        name = f"toolu_{call.id.removeprefix('call_')}"
-        yield from self._open("tool_use", {"id": name, "name": call.name, "input": {}})
+        if call.id != self._call_id:
+            if self._calls == 0:
+                return
+            self._calls = None if self._calls is None else self._calls - 1
+            self._call_id = call.id
+            yield from self.close()
+            name = f"toolu_{call.id.removeprefix('call_')}"
+            yield from self._open("tool_use", {"id": name, "name": call.name, "input": {}})
         yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        yield from self.close()
 
     def end(self) -> Iterator[Event]:
         """A message has one block at least."""
@@ -137,11 +141,13 @@ class MessagesTalk(Talk[ChatDelta | ChatFinished]):
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
         content: list[dict[str, Any]] = []
+        whole = {call.id for call in choices[0].calls}
         for part in choices[0].parts:
             if isinstance(part, ChatFinished):
                 self._end = part
             else:
-                _build(content, self._blocks.take(part))
+                calls = tuple(call for call in part.calls if call.id in whole)
+                _build(content, self._blocks.take(msgspec.structs.replace(part, calls=calls)))
         _build(content, self._blocks.end())
         return {**self._message(), "content": content, **self._ended(), "usage": self._usage()}
 
@@ -199,14 +205,13 @@ class MessagesTalk(Talk[ChatDelta | ChatFinished]):
 
 
 def _build(content: list[dict[str, Any]], events: Iterator[Event]) -> None:
-    """Put together what the events of blocks tell."""
+    """Put together what the events of blocks tell; the input of a tool is text until its block stops."""
     for kind, data in events:
         if kind == "content_block_start":
-            content.append(data["content_block"])
+            block = data["content_block"]
+            content.append({**block, "input": ""} if block["type"] == "tool_use" else block)
         elif kind == "content_block_delta":
-            match data["delta"]:
-                case {"type": "input_json_delta", "partial_json": text}:
-                    content[-1]["input"] = msgspec.json.decode(text)
-                case delta:
-                    for name in delta.keys() - {"type"}:
-                        content[-1][name] += delta[name]
+            for name in data["delta"].keys() - {"type"}:
+                content[-1]["input" if name == "partial_json" else name] += data["delta"][name]
+        elif content[-1]["type"] == "tool_use":
+            content[-1]["input"] = msgspec.json.decode(content[-1]["input"])

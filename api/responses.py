@@ -19,7 +19,7 @@ from quart import Blueprint, Response
 from ..bus.messages import Call, Chat, ChatDelta, ChatFinished, Failure
 from . import sse
 from .chat import logprobs
-from .chat_job import ChatJob, Choice
+from .chat_job import ChatJob, Choice, is_whole
 from .chat_schema import THINKING, JsonSchema, ResponseFormat, chosen, conversation, sampled, schema_of
 from .edge import Edge
 from .errors import openai_shape
@@ -193,9 +193,7 @@ class ResponseTalk(Talk[ChatDelta | ChatFinished]):
             told = {"logprobs": (logprobs(part.drawn)["content"] if part.drawn else [])}
             yield from self._text("message", "output_text", part.text, told)
         for call in part.calls:
-            told_already = any(item["type"] == "function_call" for item in self._output)
-            if self._body.parallel_tool_calls or not told_already:
-                yield from self._call(call)
+            yield from self._call(call)
 
     def _text(self, kind: str, part: str, text: str, told: dict[str, Any]) -> Iterator[Event]:
         if self._open is None or self._open["type"] != kind:
@@ -226,39 +224,49 @@ class ResponseTalk(Talk[ChatDelta | ChatFinished]):
         yield "response.content_part.added", {**self._place(), "part": empty}
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1, "content_index": 0}
+        item = self._output[-1]
+        within = {} if item["type"] == "function_call" else {"content_index": 0}
+        return {"item_id": item["id"], "output_index": len(self._output) - 1, **within}
 
     def _close(self) -> Iterator[Event]:
-        item = self._open
+        item, self._open = self._open, None
         if item is None:
             return
-        part = item["content"][0]
-        told = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-        yield f"response.{part['type']}.done", {**self._place(), "text": part["text"], **told}
-        yield "response.content_part.done", {**self._place(), "part": part}
-        cut = self._end is not None and self._end.reason == "length"
+        place = self._place()
+        if item["type"] == "function_call":
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield "response.function_call_arguments.done", {**place, **told}
+            cut = not is_whole(item["arguments"])
+        else:
+            part = item["content"][0]
+            told = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield f"response.{part['type']}.done", {**place, "text": part["text"], **told}
+            yield "response.content_part.done", {**place, "part": part}
+            cut = self._end is not None and self._end.reason == "length"
         item["status"] = "incomplete" if cut else "completed"
-        yield "response.output_item.done", {"output_index": len(self._output) - 1, "item": item}
-        self._open = None
+        yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
 
     def _call(self, call: Call) -> Iterator[Event]:
-        yield from self._close()
-        item: dict[str, Any] = {
-            "id": f"fc_{self._key}_{len(self._output)}",
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": "",
-        }
-        self._output.append(item)
-        place = {"item_id": item["id"], "output_index": len(self._output) - 1}
-        yield "response.output_item.added", {"output_index": place["output_index"], "item": {**item}}
-        yield "response.function_call_arguments.delta", {**place, "delta": call.arguments}
-        told = {"name": call.name, "arguments": call.arguments}
-        yield "response.function_call_arguments.done", {**place, **told}
-        item |= {"arguments": call.arguments, "status": "completed"}
-        yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
+        if self._open is None or self._open.get("call_id") != call.id:
+            if not self._body.parallel_tool_calls and self._calls():
+                return
+            yield from self._close()
+            self._open = {
+                "id": f"fc_{self._key}_{len(self._output)}",
+                "type": "function_call",
+                "status": "in_progress",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": "",
+            }
+            self._output.append(self._open)
+            shown = {"output_index": len(self._output) - 1, "item": {**self._open}}
+            yield "response.output_item.added", shown
+        self._open["arguments"] += call.arguments
+        yield "response.function_call_arguments.delta", {**self._place(), "delta": call.arguments}
+
+    def _calls(self) -> list[dict[str, Any]]:
+        return [item for item in self._output if item["type"] == "function_call"]
 
     def _finished(self) -> Event:
         """The last event of a good end; what it says is remembered, if that is wanted."""
@@ -266,7 +274,8 @@ class ResponseTalk(Talk[ChatDelta | ChatFinished]):
         status = "incomplete" if cut else "completed"
         response = self._response(status)
         if self._body.store:
-            said = messages_of([item for item in self._output if item["type"] != "reasoning"])
+            broken = [item for item in self._calls() if item["status"] == "incomplete"]
+            said = messages_of([i for i in self._output if i["type"] != "reasoning" and i not in broken])
             stored = Stored(response, self._items(), [*self._messages, *said])
             self._store.add(response["id"], stored)
         return "response.completed", {"response": response}

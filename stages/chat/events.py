@@ -8,9 +8,11 @@ from .reply import Style
 
 
 class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call, or the next part of one, with the same id and name."""
+
     name: str
     arguments: str
-    """A JSON object as text."""
+    """What comes next of a JSON object's text; one that is never whole was cut, or is not JSON."""
     id: str
 
 
@@ -49,7 +51,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one token, or the end of a choice, added. Calls come whole: a call cut off by the limit never comes."""
+    """What one token, or the end of a choice, added."""
 
     request: str
     choice: int

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .calls import CallFormat, Json, parse_json
+from .calls import FORCED, CallFormat, CallPart, CallReader, Json
 from .text import Decode, Detokenizer, Section, Sections, StopMatcher
 
 
@@ -28,8 +28,7 @@ class Style:
 class Piece(NamedTuple):
     text: str = ""
     reasoning: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
-    """(name, arguments) of each call that is complete."""
+    calls: tuple[CallPart, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.text or self.reasoning or self.calls)
@@ -51,8 +50,8 @@ class Reply:
         """White space at the end of the reasoning so far, held back."""
         self._wrote = False
         """Whether the content has any text yet."""
-        self._body = ""
-        """The text of an unfinished call."""
+        form = FORCED if style.forced or style.calls is None else style.calls
+        self._calls = CallReader(form, style.tools)
 
     @property
     def reasoning(self) -> bool:
@@ -72,12 +71,9 @@ class Reply:
             return Piece()
         rest = self._read([*self._sections.push(self._tokens.flush()), *self._sections.flush()])
         held = Piece(text=self._stops.flush())
-        if not self._body:
-            return _join([rest, held])
-        if not cut:
-            return _join([rest, held, self._call("")])
-        # A call that was cut is left out; text that only looked like one is not.
-        return _join([rest, held, Piece(text=self._body if self._bare else "")])
+        # A call that was cut stays as it is; text that only looked like one is told.
+        ended = not cut or (self._bare and not self._calls.begun)
+        return _join([rest, held, self._close("")] if self._calls.busy and ended else [rest, held])
 
     @property
     def _bare(self) -> bool:
@@ -91,7 +87,7 @@ class Reply:
         if self._fresh:
             text = text.lstrip()
         self._fresh = self._fresh and not text
-        if self._body or (self._bare and not self._wrote and text.lstrip().startswith("{")):
+        if self._calls.busy or (self._bare and not self._wrote and text.lstrip().startswith("{")):
             return self._tool(text, closed=False)
         self._wrote = self._wrote or bool(text.strip())
         text = self._stops.push(text)
@@ -108,20 +104,14 @@ class Reply:
         return Piece(reasoning=shown)
 
     def _tool(self, text: str, closed: bool) -> Piece:
-        self._body += text
-        return self._call(self._style.calls.end if self._style.calls else "") if closed else Piece()
+        parts = Piece(calls=tuple(self._calls.push(text)))
+        return _join([parts, self._close(self._calls.form.end)]) if closed else parts
 
-    def _call(self, end: str) -> Piece:
-        """Read the body of a call; what is none is content."""
-        style, body = self._style, self._body
-        self._body = ""
+    def _close(self, end: str) -> Piece:
+        """The end of a body of calls, before the marker `end`; what is no call is content, with its markers."""
+        parts, text = self._calls.close()
         self._fresh = True
-        try:
-            parse = parse_json if style.forced or style.calls is None else style.calls.parse
-            return Piece(calls=tuple(parse(body, style.tools)))
-        except (ValueError, RecursionError):
-            start = "" if style.forced or style.calls is None else style.calls.start
-            return Piece(text=start + body + end)
+        return Piece(text and self._calls.form.start + text + end, calls=tuple(parts))
 
 
 def _sections(style: Style) -> Sections:

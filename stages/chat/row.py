@@ -30,6 +30,8 @@ class Row:
         """Of the token drawn last, if the request asks for it."""
         self.over = False
         self._called = False
+        """Whether there was a whole call."""
+        self._id = secrets.token_hex(10)
         self._ends = model.turn_ends
         self._reply = Reply(request.style, request.stop)
         self.matcher = model.grammars.matcher(request.grammar) if request.grammar else None
@@ -118,9 +120,9 @@ class Row:
 
     def _delta(self, piece: Piece, logprob: TokenLogprob | None) -> Delta:
         calls = tuple(
-            ToolCall(name, arguments, f"call_{secrets.token_hex(12)}") for name, arguments in piece.calls
+            ToolCall(part.name, part.arguments, f"call_{self._id}{part.number:04x}") for part in piece.calls
         )
-        self._called = self._called or bool(calls)
+        self._called = self._called or any(part.last for part in piece.calls)
         return Delta(
             request=self.request.id,
             choice=self.choice,

@@ -123,7 +123,8 @@ async def test_stop_strings_across_tokens(chat_http: Any, seed: int) -> None:
 async def test_sdk_tools_and_structure(chat_sdk: openai.AsyncOpenAI) -> None:
     make = chat_sdk.chat.completions
     pick: Any = {"type": "function", "function": {"name": "get_weather"}}
-    whole = await make.create(model="tiny", messages=ASK, tools=[TOOL], tool_choice=pick, max_tokens=64)
+    fields: Any = {"model": "tiny", "messages": ASK, "tools": [TOOL], "max_tokens": 64, "seed": 5}
+    whole = await make.create(**fields, tool_choice=pick)
     assert whole.choices[0].finish_reason == "tool_calls"
     (call,) = whole.choices[0].message.tool_calls or []
     assert call.type == "function"
@@ -132,33 +133,63 @@ async def test_sdk_tools_and_structure(chat_sdk: openai.AsyncOpenAI) -> None:
     back.append({"role": "tool", "tool_call_id": call.id, "content": "7 degrees"})
     after = await make.create(model="tiny", messages=back, tools=[TOOL], tool_choice="none", max_tokens=4)
     assert after.choices[0].message.tool_calls is None
-    async with make.stream(
-        model="tiny", messages=ASK, tools=[TOOL], tool_choice="required", max_tokens=64
-    ) as stream:
+    async with make.stream(**fields, tool_choice="required") as stream:
         kinds = [event.type async for event in stream]
         final = await stream.get_final_completion()
-    assert "tool_calls.function.arguments.delta" in kinds
-    assert (final.choices[0].message.tool_calls or [])[0].function.name == "get_weather"
+    assert kinds.count("tool_calls.function.arguments.delta") > 5
+    (streamed,) = final.choices[0].message.tool_calls or []
+    assert streamed.function.name == "get_weather"
+    assert streamed.function.arguments == call.function.arguments
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE, "strict": True}}
     held = await make.create(model="tiny", messages=ASK, response_format=wanted, max_tokens=64)
     assert set(json.loads(held.choices[0].message.content or "")) == {"city", "unit"}
 
 
-async def test_calls_that_are_cut_are_left_out(chat_http: Any) -> None:
-    """O24: the limit falls into a call."""
-    long = {"type": "string", "minLength": 200}
-    save = {
-        "name": "save",
-        "parameters": {"properties": {"body": long}, "required": ["body"], "type": "object"},
-    }
-    tools = {"tools": [{"type": "function", "function": save}], "tool_choice": "required"}
-    for limit in (2, 5, 12):
-        body = {**GREEDY, **tools, "max_tokens": limit}
+LONG = {"type": "object", "properties": {"body": {"type": "string", "minLength": 200}}, "required": ["body"]}
+SAVE: Any = {"tools": [{"type": "function", "function": {"name": "save", "parameters": LONG}}]}
+
+
+def calls_of(chunks: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
+    """The calls that a stream's pieces join to; id and name come first, once, with no arguments."""
+    calls: list[dict[str, Any]] = []
+    for choice in (choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index):
+        for piece in choice["delta"].get("tool_calls", ()):
+            if piece["index"] == len(calls):
+                assert piece["function"] == {"name": piece["function"]["name"], "arguments": ""}
+                calls.append({**piece, "function": {**piece["function"]}})
+            else:
+                assert set(piece) == {"index", "function"}
+                assert set(piece["function"]) == {"arguments"}
+                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    return calls
+
+
+async def test_arguments_are_streamed_as_they_are_written(chat_http: Any) -> None:
+    body = {**GREEDY, "tools": [TOOL], "tool_choice": "required", "max_tokens": 64, "n": 2, "seed": 1}
+    chunks = await chunks_of(chat_http, body)
+    whole = await whole_of(chat_http, body)
+    for choice in whole["choices"]:
+        (call,) = choice["message"]["tool_calls"]
+        (streamed,) = calls_of(chunks, choice["index"])
+        assert streamed["function"] == call["function"]
+        assert set(json.loads(call["function"]["arguments"])) == {"city", "unit"}
+    assert sum("tool_calls" in one["delta"] for chunk in chunks for one in chunk["choices"]) > 10
+
+
+async def test_a_call_that_is_cut_is_no_call(chat_http: Any) -> None:
+    """O24: the limit falls into a call. What was streamed of it stays a beginning; what is whole leaves it out."""
+    for limit in (2, 5, 40):
+        body = {**GREEDY, **SAVE, "tool_choice": "required", "max_tokens": limit}
         whole = await whole_of(chat_http, body)
         assert whole["choices"][0]["finish_reason"] == "length"
         assert "tool_calls" not in whole["choices"][0]["message"]
         chunks = await chunks_of(chat_http, body)
-        assert not any("tool_calls" in chunk["choices"][0]["delta"] for chunk in chunks)
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        for call in calls_of(chunks):
+            assert call["function"]["arguments"].startswith('{"body"')
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(call["function"]["arguments"])
+    assert calls_of(chunks)
 
 
 @pytest.mark.parametrize(

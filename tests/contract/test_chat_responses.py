@@ -68,10 +68,42 @@ async def test_sdk_tools_structure_and_chains(sdk: openai.AsyncOpenAI) -> None:
         model="tiny", input=ask, tools=[TOOL], tool_choice="required", max_output_tokens=64
     ) as stream:
         told: Any = [event async for event in stream if event.type.endswith("arguments.delta")]
-    assert set(json.loads("".join(event.delta for event in told))) == {"city", "unit"}
+        final: Any = await stream.get_final_response()
+    assert len(told) > 5
+    assert "".join(event.delta for event in told) == final.output[0].arguments
+    assert set(json.loads(final.output[0].arguments)) == {"city", "unit"}
+    assert final.output[0].status == "completed"
     schema: Any = {"format": {"type": "json_schema", "name": "place", "schema": PLACE, "strict": True}}
     held = await make.create(model="tiny", input="Where?", text=schema, max_output_tokens=64)
     assert set(json.loads(held.output_text)) == {"city", "unit"}
+
+
+async def test_a_call_that_is_cut_is_an_incomplete_item(chat_http: Any) -> None:
+    """O24; a later response does not see it."""
+    long = {
+        "type": "object",
+        "properties": {"body": {"type": "string", "minLength": 200}},
+        "required": ["body"],
+    }
+    tool = {"type": "function", "name": "save", "parameters": long}
+    fields = {**GREEDY, "tools": [tool], "tool_choice": "required", "max_output_tokens": 40}
+    whole = (await chat_http.post("/v1/responses", json=fields)).json()
+    events = [
+        json.loads(event.split("\ndata: ")[1])
+        for event in (await chat_http.post("/v1/responses", json={**fields, "stream": True})).text.split(
+            "\n\n"
+        )
+        if event
+    ]
+    final = events[-1]["response"]
+    for response in (whole, final):
+        assert response["status"] == "incomplete"
+        (item,) = response["output"]
+        assert (item["type"], item["status"]) == ("function_call", "incomplete")
+    deltas = [event["delta"] for event in events if event["type"].endswith("arguments.delta")]
+    assert "".join(deltas) == final["output"][0]["arguments"] == whole["output"][0]["arguments"]
+    more = {**GREEDY, "input": "Go on.", "previous_response_id": whole["id"]}
+    assert (await chat_http.post("/v1/responses", json=more)).status_code == 200
 
 
 async def test_what_is_stored_can_be_asked_for_and_forgotten(chat_http: Any) -> None:

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vivavoce.bus.messages import ChatDone, ChatFinished
 from vivavoce.stages.chat.engine import Engine
-from vivavoce.stages.chat.events import Delta, Failed, Request, Started
+from vivavoce.stages.chat.events import Delta, Failed, Request, Started, ToolCall
 from vivavoce.stages.chat.model import ChatModel, KvOptions, load_model
 from vivavoce.stages.chat.reply import Style
 
@@ -45,7 +45,8 @@ class Outcome:
 
     text: dict[int, str] = field(default_factory=lambda: defaultdict(str))
     reasoning: str = ""
-    calls: list[Any] = field(default_factory=list[Any])
+    calls: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    """By id, from their parts."""
     reasons: dict[int, str] = field(default_factory=dict[int, str])
     stop: str | None = None
     logprobs: list[Any] = field(default_factory=list[Any])
@@ -67,7 +68,9 @@ def outcome_of(engine: Engine, steps: int | None = None) -> dict[str, Outcome]:
                 case Delta():
                     one.text[event.choice] += event.text
                     one.reasoning += event.reasoning
-                    one.calls += event.calls
+                    for part in event.calls:
+                        before = one.calls.get(part.id, ToolCall(part.name, "", part.id))
+                        one.calls[part.id] = ToolCall(part.name, before.arguments + part.arguments, part.id)
                     one.logprobs += event.logprobs
                 case ChatFinished():
                     assert event.choice not in one.reasons

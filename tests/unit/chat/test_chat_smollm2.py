@@ -38,4 +38,5 @@ def test_a_forced_call(smollm2: Any, run: Any) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     outcome = chat(smollm2, run, "How is the weather in Paris?", tools=[tool], tool_choice="required")
     assert outcome.reasons == {0: "tool_calls"}
-    assert json.loads(outcome.calls[0].arguments)["city"] == "Paris"
+    (call,) = outcome.calls.values()
+    assert json.loads(call.arguments)["city"] == "Paris"

@@ -1,6 +1,7 @@
 """Tokens to text: whole characters, stop strings, sections (cases O19 and O20)."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from vivavoce.stages.chat.calls import (
     LLAMA,
     MISTRAL,
     CallFormat,
+    CallPart,
+    CallReader,
     call_format,
+    foreign,
     parse_json,
     parse_named,
 )
@@ -29,7 +33,23 @@ def codec(tiny_models: Any) -> tuple[Callable[[str], list[int]], Callable[[list[
     return lambda text: model.tokenizer.encode(text, add_special_tokens=False), model.decode
 
 
+def joined(parts: Iterable[CallPart]) -> tuple[CallPart, ...]:
+    """Calls from their parts."""
+    calls: dict[int, CallPart] = {}
+    for part in parts:
+        before = calls.setdefault(part.number, part._replace(arguments="", last=False))
+        assert before.name == part.name
+        assert not before.last
+        calls[part.number] = part._replace(arguments=before.arguments + part.arguments)
+    return tuple(calls.values())
+
+
+def whole(piece: Piece) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in piece.calls if call.last]
+
+
 def read(reply: Reply, tokens: list[int], cut: bool = False) -> Piece:
+    """All that a reply told, its calls joined."""
     pieces: list[Piece] = []
     for token in tokens:
         pieces.append(reply.push(token))
@@ -39,7 +59,7 @@ def read(reply: Reply, tokens: list[int], cut: bool = False) -> Piece:
     return Piece(
         "".join(piece.text for piece in pieces),
         "".join(piece.reasoning for piece in pieces),
-        tuple(call for piece in pieces for call in piece.calls),
+        joined(call for piece in pieces for call in piece.calls),
     )
 
 
@@ -118,40 +138,148 @@ def test_stop_strings_do_not_look_into_reasoning(codec: Any) -> None:
 
 CALL = '{"name": "save", "arguments": {"path": "a/b.txt", "body": "x = \\"1\\"\\n} ] </tool"}}'
 ARGUMENTS = '{"path": "a/b.txt", "body": "x = \\"1\\"\\n} ] </tool"}'
+TIGHT = '{"path":"ď/👩‍🚀","body":"\\u00e9{[","n":[{}, 1e-3]}'
+SAVED = CallPart(0, "save", ARGUMENTS, last=True)
 SHAPES: dict[str, tuple[CallFormat, str]] = {
     "hermes": (HERMES, f"<tool_call>\n{CALL}\n</tool_call>"),
     "llama": (LLAMA, CALL.replace("arguments", "parameters")),
+    "llama, typed": (LLAMA, CALL.replace('{"name"', '{"type": "function", "name"')),
     "mistral": (MISTRAL, f"[TOOL_CALLS][{CALL}]"),
+    "mistral, numbered": (MISTRAL, f'[TOOL_CALLS] [{CALL[:-1]}, "id": "abcdefghi"}}]'),
     "mistral, named": (MISTRAL, f"[TOOL_CALLS]save[ARGS]{ARGUMENTS}"),
+    "mistral, named with id": (MISTRAL, f"[TOOL_CALLS]save[CALL_ID]abcdefghi[ARGS]{ARGUMENTS}"),
 }
+OTHERS: dict[str, tuple[CallFormat, str]] = {
+    "arguments first": (HERMES, f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "save"}}</tool_call>'),
+    "arguments in a string": (
+        HERMES,
+        f'<tool_call>{{"name": "save", "arguments": {json.dumps(ARGUMENTS)}}}</tool_call>',
+    ),
+    "a function inside": (HERMES, f'<tool_call>{{"function": {CALL}}}</tool_call>'),
+}
+"""Calls that are told whole."""
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *OTHERS])
+def test_a_call(codec: Any, shape: str) -> None:
+    encode, decode = codec
+    form, said = {**SHAPES, **OTHERS}[shape]
+    assert read(Reply(Style(decode, calls=form)), encode(said)) == Piece("", "", (SAVED,))
+    reply = Reply(Style(decode, calls=form))
+    parts = [part for token in encode(said) for part in reply.push(token).calls]
+    assert len(parts) == 1 if shape in OTHERS else len(parts) > 10
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_a_call(codec: Any, shape: str) -> None:
+def test_arguments_are_told_as_they_are_written(codec: Any, shape: str) -> None:
     encode, decode = codec
     form, said = SHAPES[shape]
-    piece = read(Reply(Style(decode, calls=form)), encode(said))
-    assert piece == Piece("", "", (("save", ARGUMENTS),))
+    for arguments in (ARGUMENTS, TIGHT, "{}"):
+        reply, told = Reply(Style(decode, calls=form)), ""
+        before = said.index(ARGUMENTS)
+        for token in encode(said[:before]):
+            assert not reply.push(token).calls
+        for length, token in enumerate(encode(arguments), 1):
+            told += "".join(part.arguments for part in reply.push(token).calls)
+            written = arguments.encode()[:length].decode(errors="ignore")
+            assert written.startswith(told)
+            assert form.end.startswith(written[len(told) :])  # what may yet become the marker is held back
+        assert told == arguments
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_every_prefix_of_a_call_is_survived(codec: Any, shape: str) -> None:
-    """A call that the limit cut never comes out; nor does any exception (case O24)."""
+    """Of a call that the limit cut the beginning comes out, and no exception ever does (case O24)."""
     encode, decode = codec
     form, said = SHAPES[shape]
     tokens = encode("Sure. " + said if form is not LLAMA else said)
     for length in range(len(tokens)):
-        piece = read(Reply(Style(decode, calls=form)), tokens[:length], cut=True)
-        assert piece.calls in ((), (("save", ARGUMENTS),))
-        ended = read(Reply(Style(decode, calls=form)), tokens[:length], cut=False)
-        assert ended.calls in ((), (("save", ARGUMENTS),))
+        for cut in (True, False):
+            piece = read(Reply(Style(decode, calls=form)), tokens[:length], cut)
+            assert whole(piece) in ([], [("save", ARGUMENTS)])
+            assert all(ARGUMENTS.startswith(call.arguments) for call in piece.calls)
+            if cut:
+                assert "save" not in piece.text or form is LLAMA
+            elif piece.calls and not piece.calls[0].last:
+                assert piece.calls[0].arguments in piece.text
 
 
 def test_calls_one_after_the_other(codec: Any) -> None:
     encode, decode = codec
     said = f"Both.\n{SHAPES['hermes'][1]}\n{SHAPES['hermes'][1]}\n"
     piece = read(Reply(Style(decode, calls=HERMES)), encode(said))
-    assert piece == Piece("Both.\n", "", (("save", ARGUMENTS),) * 2)
+    assert piece == Piece("Both.\n", "", (SAVED, SAVED._replace(number=1)))
+
+
+BODIES = {
+    "two objects": (HERMES, f"{CALL}\n{CALL}"),
+    "with a semicolon": (LLAMA, f"{CALL}; {CALL}"),
+    "an array": (MISTRAL, f"[{CALL}, {CALL}]"),
+    "an array with ids": (MISTRAL, f'[{CALL[:-1]}, "id": "1"}}, {CALL[:-1]}, "id": "2"}}]'),
+    "by name": (MISTRAL, f"save[ARGS]{ARGUMENTS}[TOOL_CALLS]save{ARGUMENTS}"),
+    "the second whole": (HERMES, f'{CALL} {{"arguments": {ARGUMENTS}, "name": "save"}}'),
+    "without its last brace": (HERMES, f"{CALL[:-1]}, {CALL[:-1]}"),
+}
+
+
+def told(form: CallFormat, pieces: Iterable[str]) -> tuple[tuple[CallPart, ...], str]:
+    reader = CallReader(form, [])
+    parts = [part for piece in pieces for part in reader.push(piece)]
+    rest, text = reader.close()
+    return joined([*parts, *rest]), text
+
+
+@pytest.mark.parametrize("body", list(BODIES))
+def test_two_calls_in_one_body_however_it_is_cut(body: str) -> None:
+    form, text = BODIES[body]
+    wanted = ((SAVED, SAVED._replace(number=1)), "")
+    assert told(form, text) == told(form, [text]) == wanted
+    for at in range(len(text)):
+        assert told(form, (text[:at], text[at:])) == wanted
+
+
+BROKEN = {
+    "a line end in a string": '{"name": "save", "arguments": {"body": "a\nb"}}',
+    "no quotes": '{"name": "save", "arguments": {path: 1}}',
+    "not a number": '{"name": "save", "arguments": {"n": NaN}}',
+    "too large": '{"name": "save", "arguments": {"n": 1e999}}',
+    "half a pair": '{"name": "save", "arguments": {"body": "\\ud800"}}',
+    "deep": '{"name": "save", "arguments": {"n": ' + "[" * 5000 + "]" * 5000 + "}}",
+}
+
+
+@pytest.mark.parametrize("body", list(BROKEN))
+def test_arguments_that_are_no_json_are_content_in_the_end(body: str) -> None:
+    text = BROKEN[body]
+    calls, rest = told(HERMES, [text])
+    assert rest == text
+    assert [call.last for call in calls] == [False]
+    for cut in (text.index("arg"), text.index('": {') + 3, len(text) - 2):
+        assert told(HERMES, (text[:cut], text[cut:])) == (calls, rest)
+
+
+FRAGMENTS = (
+    '{"name": "f", "arguments": ',
+    '{"a": "}"}',
+    "{}",
+    "}",
+    "]",
+    "[",
+    ", ",
+    "f[ARGS]",
+    '"',
+    "\\",
+    " ",
+    "{",
+    "x",
+)
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=12), st.sampled_from([HERMES, MISTRAL]), st.data())
+def test_any_cut_tells_the_same(fragments: list[str], form: CallFormat, data: st.DataObject) -> None:
+    text = "".join(fragments)
+    at = data.draw(st.integers(0, len(text)))
+    assert told(form, [text]) == told(form, text) == told(form, (text[:at], text[at:]))
 
 
 def test_what_is_no_call_is_content(codec: Any) -> None:
@@ -162,6 +290,18 @@ def test_what_is_no_call_is_content(codec: Any) -> None:
     )
     assert read(Reply(Style(decode, calls=LLAMA)), encode('{"a": 1}')).text == '{"a": 1}'
     assert read(Reply(Style(decode)), encode(said)).text == said
+
+
+def test_values_that_json_does_not_have_are_no_call(codec: Any) -> None:
+    encode, decode = codec
+
+    def parse(body: str, tools: Any) -> Any:
+        return {"name": "f", "arguments": {"a": {1, 2} if body == "set" else "\ud800"}}
+
+    for body in ("set", "half"):
+        form = CallFormat("<call>", "</call>", foreign(parse))
+        said = f"<call>{body}</call>"
+        assert read(Reply(Style(decode, calls=form)), encode(said)) == Piece(said)
 
 
 @given(body=st.text(max_size=40))
