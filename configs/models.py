@@ -1,4 +1,4 @@
-"""Where models are: the embedded voice, a folder, or a hub id.
+"""Where models are: an embedded voice, a folder, or a hub id.
 
 The network is used at start-up or by command only, never because of a request.
 """
@@ -17,8 +17,12 @@ from huggingface_hub.errors import (
 )
 
 from ..bus.errors import StartError
+from .joined import joined
 
 EMBEDDED = "embedded"
+SHIPPED = {EMBEDDED: (EMBEDDED,)}
+"""The models in this package, and the folders in `voices` with their files; where several have one, the first
+folder's counts."""
 SPEECH = "qwen3_tts"
 
 
@@ -31,7 +35,7 @@ def split_name(source: str) -> tuple[str, str]:
     name, given, where = source.partition("=")
     if given:
         return name, where
-    return (source if source == EMBEDDED else Path(source).name), source
+    return Path(source).name, source
 
 
 def find(source: str, *, download: bool = True) -> Path:
@@ -39,8 +43,9 @@ def find(source: str, *, download: bool = True) -> Path:
 
     Raises StartError in one sentence: no such folder, no such model, or no way to the hub.
     """
-    if source == EMBEDDED:
-        return Path(str(resources.files("vivavoce.configs") / "voices" / EMBEDDED))
+    if source in SHIPPED:
+        voices = Path(str(resources.files("vivavoce.configs") / "voices"))
+        return joined(source, [voices / name for name in SHIPPED[source]])
     path = Path(source).expanduser()
     if path.is_dir():
         return path

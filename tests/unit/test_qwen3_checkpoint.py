@@ -74,6 +74,14 @@ def test_shards_are_found_through_their_index(copy: Callable[..., Path]) -> None
     np.testing.assert_array_equal(_hidden(load(folder)), _hidden(load(EMBEDDED)))
 
 
+def test_tensors_may_lie_in_a_file_beside(copy: Callable[..., Path]) -> None:
+    arrays = _arrays()
+    beside = {name: arrays.pop(name) for name in sorted(arrays)[::3]}
+    folder = copy(arrays)
+    mx.save_safetensors(str(folder / "model-more.safetensors"), beside)
+    np.testing.assert_array_equal(_hidden(load(folder)), _hidden(load(EMBEDDED)))
+
+
 def test_quantised_layers_with_overrides(copy: Callable[..., Path]) -> None:
     arrays = _arrays()
     mixed = "talker.model.layers.0.self_attn.q_proj"

@@ -129,17 +129,19 @@ def _dtype(name: str | None) -> mx.Dtype:
 
 
 def tensors(path: Path) -> dict[str, mx.array]:
-    """All tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
+    """All tensors of model.safetensors, or of the shards that model.safetensors.index.json names, and of
+    model*.safetensors beside them: what a checkpoint has more than another may lie in a file of its own.
+    """
     index = path / "model.safetensors.index.json"
-    files = [path / "model.safetensors"]
-    if not files[0].is_file() and index.is_file():
+    files = {path / "model.safetensors"}
+    if not (path / "model.safetensors").is_file() and index.is_file():
         try:
             named: dict[str, Any] = msgspec.json.decode(index.read_bytes())
-            files = [path / shard for shard in sorted(set(named["weight_map"].values()))]
+            files = {path / shard for shard in named["weight_map"].values()}
         except (msgspec.DecodeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{index} cannot be used: {error}.") from error
     arrays: dict[str, mx.array] = {}
-    for file in files:
+    for file in sorted(files.union(path.glob("model*.safetensors"))):
         if not file.is_file():
             raise CheckpointError(f"{file} is missing: fetch the model again.")
         try:
