@@ -1,6 +1,7 @@
 """`vivavoce chat`: talk to a chat model in the terminal; and the settings of chat that `serve` takes as well."""
 
 import argparse
+import re
 import secrets
 import sys
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .cli_sinks import Sink
 
 RATE = 24_000
+COMMANDS = "/new begins again, /exit or Ctrl-D leaves"
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +73,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "chat",
         parents=[common],
         help="talk to a chat model in the terminal",
-        description="Each line is a turn; the answer streams. /new begins again, /exit or Ctrl-D leaves.",
+        description=f"Each line is a turn; the answer streams. {COMMANDS}. Any other line of one word of letters"
+        " behind a slash is taken for a mistake; whatever else begins with a slash is said to the model.",
     )
     parser.add_argument(
         "--layout", help="a layout's name or file (default: chat; together where answers are spoken)"
@@ -159,13 +162,15 @@ async def _converse(
 
     model = next(model for model in running.models if model.family == "chat")
     if sys.stdin.isatty():
-        print(f"{model.name} ({model.size}). /new begins again, /exit leaves.", file=sys.stderr)
+        print(f"{model.name} ({model.size}). {COMMANDS}.", file=sys.stderr)
     opening = [{"role": "system", "content": args.system}] if args.system else []
     messages = list(opening)
     count = 0
     while (text := await anyio.to_thread.run_sync(_ask, abandon_on_cancel=True)) is not None:
         if text == "/new":
             messages = list(opening)
+        elif re.fullmatch("/[A-Za-z]+", text):
+            print(f"There is no command {text}: {COMMANDS}.", file=sys.stderr)
         elif text:
             count += 1
             messages.append({"role": "user", "content": text})

@@ -1,4 +1,4 @@
-"""`vivavoce chat --speak`: each answer printed and spoken, here into files."""
+"""`vivavoce chat`: commands; with `--speak` each answer printed and spoken, here into files."""
 
 import io
 import wave
@@ -22,6 +22,20 @@ def test_answers_are_spoken_into_files(
         with wave.open(str(file)) as audio:
             assert audio.getnframes() > 0
             assert audio.getnframes() % 1920 == 0
+
+
+def test_an_unknown_command_is_no_turn(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["/help", "/etc/hosts is a file.", "/new", "/ is a slash", "/Quit", "/exit"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    words = ["chat", "--model", str(tiny_folder), "--max-tokens", "1", "--temperature", "0"]
+    assert cli.main(words) == 0
+    told = capsys.readouterr()
+    assert len(told.out.strip("\n").split("\n")) == 2
+    errors = [line for line in told.err.splitlines() if "no command" in line]
+    assert [line.split(":")[0].split()[-1] for line in errors] == ["/help", "/Quit"]
+    assert all("/new" in line and "/exit" in line for line in errors)
 
 
 @pytest.mark.parametrize(
