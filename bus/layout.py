@@ -122,10 +122,10 @@ class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Choices that are decoded at once; more requests wait."""
     chunk: int = 256
     """Prompt tokens that are the unit of the prompt cache, and without speech beside it of a slice of work."""
-    slice_tokens: int | None = None
-    """Prompt tokens that are read in one slice beside speech. By default measured at the start: the most that take
-    no longer than `schedule.slice_s`. Other sizes round differently: give it to have the same answers after every
-    start."""
+    slice_tokens: int | Literal["measured"] = 64
+    """Prompt tokens that are read in one slice where speech shares the device. `measured` takes at each start the
+    most that need no longer than `schedule.slice_s`. Other sizes round differently, on every device: then the same
+    question may be answered otherwise after a start."""
     cache_bytes: int = 2 << 30
     """Bound of a model's prompt cache; a draft model has as much again."""
     prompt_cache: str | None = None
@@ -151,7 +151,8 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     turns, and speech is made no faster than it is played. `deadline`: chat has all that speech does not need for
     its listeners never to wait."""
     slice_s: float = 0.03
-    """The longest that chat may use the device at a time, where a slice can be made so short."""
+    """The longest that chat may use the device at a time, where `chat.slice_tokens` is measured and a slice can be
+    made so short."""
     slack_s: float = 0.12
     """`deadline`: how long before a listener would run dry the next audio has to be there."""
     reserve: float = 0.5

@@ -140,7 +140,7 @@ def _numbers(layout: Layout) -> Iterator[str]:
         "speech.frames_floor": layout.speech.frames_floor,
         "chat.rows": layout.chat.rows,
         "chat.chunk": layout.chat.chunk,
-        "chat.slice_tokens": 1 if layout.chat.slice_tokens is None else layout.chat.slice_tokens,
+        "chat.slice_tokens": 1 if layout.chat.slice_tokens == "measured" else layout.chat.slice_tokens,
         "chat.draft_tokens": layout.chat.draft_tokens,
         "chat.lookahead_tokens": layout.chat.lookahead_tokens,
         "chat.max_concurrent": layout.chat.max_concurrent,

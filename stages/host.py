@@ -101,7 +101,6 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
         rows=settings.rows,
         cache_bytes=settings.cache_bytes,
         draft_tokens=settings.draft_tokens,
-        slice_tokens=settings.slice_tokens,
     )
     draft = None
     if settings.draft_model is not None:
@@ -120,9 +119,11 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
         path = find(where)
         refuse_other(path, "chat")
         model = load_model(str(path), kv)
-        if settings.slice_tokens is None and layout.sharing(station.process) is not None:
-            notify(Loading(f"measuring {name}"))
-            most = measure_slice(model, settings.chunk, layout.schedule.slice_s)
+        if layout.sharing(station.process) is not None:
+            most = settings.slice_tokens
+            if most == "measured":
+                notify(Loading(f"measuring {name}"))
+                most = measure_slice(model, settings.chunk, layout.schedule.slice_s)
             options = msgspec.structs.replace(options, slice_tokens=most)
         engines[name] = Engine(model, options, draft, files)
         infos.append(

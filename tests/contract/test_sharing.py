@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -14,6 +15,7 @@ from vivavoce.bus.lease import parties
 from vivavoce.bus.loop import Station
 from vivavoce.bus.messages import Chat, ChatDelta, Speak
 from vivavoce.bus.running import Running
+from vivavoce.stages.chat import engine, prefill
 
 
 @pytest.fixture
@@ -59,6 +61,32 @@ async def test_the_device_comes_back(together: Running) -> None:
                 await request.text("", final=True)
                 assert len([audio async for audio in request]) > 3
         assert await chat("after") > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "read"),
+    [("together", {}, 64), ("together", {"slice_tokens": "measured"}, 32), ("chat", {}, None)],
+)
+async def test_slices_are_of_one_size_unless_they_are_to_be_measured(
+    name: str, given: dict[str, Any], read: int | None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the machine is doing when a model is loaded: another size would round otherwise."""
+    sizes: list[int | None] = []
+
+    class Noting(engine.Engine):
+        def __init__(self, model: Any, options: engine.EngineOptions, *rest: Any) -> None:
+            super().__init__(model, options, *rest)
+            sizes.append(options.slice_tokens)
+
+    def measured(_model: object, _chunk: int, _most_s: float) -> int:
+        return 32
+
+    monkeypatch.setattr(engine, "Engine", Noting)
+    monkeypatch.setattr(prefill, "measure_slice", measured)
+    loaded = layout.load(name)
+    chat = msgspec.structs.replace(loaded.chat, models=(f"tiny={tiny_folder}",), **given)
+    async with Running(msgspec.structs.replace(loaded, chat=chat)):
+        assert sizes == [read]
 
 
 @pytest.mark.parametrize("name", ["speech", "chat", "split"])
