@@ -4,6 +4,8 @@
     python -m tools.voice.evaluate endings CHECKPOINT/ TEXTS.jsonl              does every utterance end by itself?
     python -m tools.voice.evaluate codec CHECKPOINT/ quantizer.npz              the engines, and the codec alone
     python -m tools.voice.evaluate files MANIFEST.json                          sound made elsewhere
+    python -m tools.voice.evaluate clones CHECKPOINT/ quantizer.npz voice_row.npy    like their references?
+    python -m tools.voice.evaluate descriptions CHECKPOINT/                     as described?
 
 eval_sentences.txt holds forty sentences that no training text contains. The recogniser is faster-whisper's tiny.en
 or base.en (a model's name or a folder); it reads greedily, without earlier text. A sentence counts at most as many
@@ -16,6 +18,7 @@ import re
 import time
 import wave
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +28,12 @@ from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
 from .flite import Flite
-from .generate import Speaker, write_wav
+from .generate import Cloned, Described, Speaker, write_wav
+from .likeness import described, followed, likeness, read_descriptions, references
 from .quantizer import Quantizer
 from .spoken import spoken, word_errors, words
 from .synth import say
-from .voices import PRESETS
+from .voices import PRESETS, everyone
 
 SENTENCES = Path(__file__).with_name("eval_sentences.txt").read_text().splitlines()
 Sound = NDArray[np.float32]
@@ -137,13 +141,81 @@ def codec(args: argparse.Namespace) -> None:
             part = say(engine, PRESETS[voice], spoken(text))
             if part is None:
                 continue
-            voices = np.full(len(part.envelope), voice, np.uint8)
+            voices = np.full(len(part.envelope), voice)
             codes = quantizer.encode(part.envelope, part.voicing, part.pitch, voices)
             with torch.no_grad():
                 coded.append((text, decoder(torch.from_numpy(codes).long().T[None])[0].numpy()))
             plain.append((text, part.samples.astype(np.float32) / 32768))
         print(f"{name}: engine {_percent(listener.rate(plain, args.show))}", flush=True)
         print(f"{name}: codec {_percent(listener.rate(coded, args.show))}", flush=True)
+
+
+def clones(args: argparse.Namespace) -> None:
+    """Strangers cloned from two sentences by their row alone and with the reference, in each layout."""
+    speaker, listener, engine = Speaker(args.checkpoint), Listener(args.whisper), Flite()
+    quantizer, weight = Quantizer.load(args.quantizer), np.load(args.voice_row)
+    heard = references(engine, SENTENCES[:20], args.count)
+    texts = SENTENCES[20 : 20 + args.limit]
+    known = np.stack([voice.traits for voice in everyone(len(quantizer.speakers) - len(PRESETS))])
+    voices: list[Cloned] = []
+    for reference in heard:
+        # The mean of the voice most like it.
+        nearest = ((known - reference.voice.traits) ** 2).sum(1).argmin()
+        part = say(engine, reference.voice, spoken(reference.said))
+        assert part is not None
+        codes = quantizer.encode(
+            part.envelope, part.voicing, part.pitch, np.full(len(part.envelope), nearest)
+        )
+        voices.append(Cloned(weight @ reference.voice.traits, reference.said, codes))
+    rows = [(i, text) for i in range(len(heard)) for text in texts]
+    for layout in ("row alone, full", "row alone, streaming", "full", "streaming", "reference_first"):
+        manners = [
+            replace(
+                voices[i],
+                codes=None if "alone" in layout else voices[i].codes,
+                said="" if "alone" in layout else voices[i].said,
+                reference_first=layout == "reference_first",
+            )
+            for i, _ in rows
+        ]
+        spoken_rows = speaker.speak(
+            [text for _, text in rows], manners, args.seed, streamed="streaming" in layout
+        )
+        sounds = [row.samples for row in spoken_rows]
+        nearer, semitones = likeness(
+            [reference.samples for reference in heard],
+            [(i, sound) for (i, _), sound in zip(rows, sounds, strict=True)],
+        )
+        wrong = listener.rate(((text, s) for (_, text), s in zip(rows, sounds, strict=True)), args.show)
+        cut = sum(not row.ended for row in spoken_rows)
+        print(
+            f"{layout}: nearer to their own in {100 * nearer:.1f} % of pairs, pitch off by {semitones:.2f} "
+            f"semitones, {_percent(wrong)} of words wrong, {cut} of {len(rows)} not ended",
+            flush=True,
+        )
+
+
+def descriptions(args: argparse.Namespace) -> None:
+    """Voices made from descriptions, in the wordings of the training and in others."""
+    speaker, listener, engine = Speaker(args.checkpoint), Listener(args.whisper), Flite()
+    others = read_descriptions(Path(__file__).with_name("eval_descriptions.txt"))
+    for name, wanted in (("as trained", described(args.count, args.seed)), ("in other words", others)):
+        texts = [SENTENCES[i % len(SENTENCES)] for i in range(len(wanted))]
+        spoken_rows = speaker.speak(texts, [Described(one.text) for one in wanted], args.seed)
+        found: dict[str, list[bool]] = {"sex": [], "pitch": [], "pace": []}
+        for one, text, row in zip(wanted, texts, spoken_rows, strict=True):
+            kept = followed(engine, one, text, row.samples)
+            for aspect, right in kept.items():
+                found[aspect].append(right)
+            if args.show and not all(kept.values()):
+                print(f"    {kept} {one.text}", flush=True)
+        wrong = listener.rate(zip(texts, (row.samples for row in spoken_rows), strict=True), args.show)
+        shares = ", ".join(
+            f"{aspect} {100 * sum(right) / len(right):.0f} % of {len(right)}"
+            for aspect, right in found.items()
+        )
+        cut = sum(not row.ended for row in spoken_rows)
+        print(f"{name}: {shares} followed; {_percent(wrong)} of words wrong, {cut} not ended", flush=True)
 
 
 def files(args: argparse.Namespace) -> None:
@@ -186,6 +258,10 @@ def main() -> None:
     part(endings, "checkpoint", "texts", heard=False).add_argument("--count", type=int, default=300)
     part(codec, "checkpoint", "quantizer")
     part(files, "manifest")
+    command = part(clones, "checkpoint", "quantizer", "voice_row")
+    command.add_argument("--count", type=int, default=20, help="references")
+    command.set_defaults(limit=2)
+    part(descriptions, "checkpoint").add_argument("--count", type=int, default=60)
     args = parser.parse_args()
     args.run(args)
 

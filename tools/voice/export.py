@@ -2,6 +2,9 @@
 
 Takes the averaged weights of RUN/codec.pt and RUN/talker.pt and writes the folder in the released layout: talker in
 bfloat16, codec in float16, configs, tokenizer. Neither needs the quantizer any more: the tables are in the decoder.
+With --codec CHECKPOINT the codec is that of an exported checkpoint. One talker serves all kinds of checkpoint:
+--kind voice_design and base differ in config.json. RUN/voice_row.npy, [hidden, TRAITS], is what a speaker encoder
+needs to turn traits into the talker's row of a voice.
 """
 
 import argparse
@@ -10,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -22,6 +26,7 @@ from .quantizer import FIRST, GROUPS
 from .talker import Talker
 from .voices import PRESETS
 
+KINDS = ("custom_voice", "voice_design", "base")
 CODES = 2048
 """rows of the talker's vocabulary that a sampler takes for codes"""
 GENERATION = {
@@ -48,8 +53,11 @@ def load_decoder(run: Path) -> Decoder:
     return decoder.eval()
 
 
-def load_talker(run: Path) -> Talker:
-    """The trained talker, averaged weights; groups without meaning come out at random and go in as zero vectors."""
+def load_talker(run: Path) -> tuple[Talker, Tensor]:
+    """The trained talker and voice row [hidden, TRAITS], averaged weights.
+
+    Groups without meaning come out at random and go in as zero vectors.
+    """
     state = torch.load(run / "talker.pt", map_location="cpu")
     talker = Talker(TalkerSize(**state["size"]))
     weights = {name: value for name, value in state["average"].items() if name.startswith("talker.")}
@@ -61,7 +69,7 @@ def load_talker(run: Path) -> Talker:
     for group in range(state["used"], talker.size.groups):
         nn.init.zeros_(predictor.model.codec_embedding[group - 1].weight)  # pyright: ignore
         nn.init.zeros_(predictor.lm_head[group - 1].weight)  # pyright: ignore[reportArgumentType]
-    return talker.eval()
+    return talker.eval(), state["average"]["voice_row.weight"]
 
 
 def decoder_tensors(decoder: Decoder) -> dict[str, Tensor]:
@@ -123,8 +131,9 @@ def codec_config(size: DecoderSize) -> dict[str, Any]:
     }
 
 
-def talker_config(size: TalkerSize, tokenizer: Tokenizer) -> dict[str, Any]:
-    """config.json of a CustomVoice checkpoint."""
+def talker_config(size: TalkerSize, tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
+    """config.json of a checkpoint of one of KINDS."""
+    presets = PRESETS if kind == "custom_voice" else ()
     common = {
         "attention_bias": False,
         "attention_dropout": 0,
@@ -179,8 +188,8 @@ def talker_config(size: TalkerSize, tokenizer: Tokenizer) -> dict[str, Any]:
         "text_hidden_size": size.text_hidden,
         "text_vocab_size": size.text_vocabulary,
         "vocab_size": ids.CODEC_VOCABULARY,
-        "spk_id": {preset.name: preset.token for preset in PRESETS},
-        "spk_is_dialect": {preset.name: False for preset in PRESETS},
+        "spk_id": {preset.name: preset.token for preset in presets},
+        "spk_is_dialect": {preset.name: False for preset in presets},
     }
     token = tokenizer.token_to_id
     return {
@@ -188,7 +197,7 @@ def talker_config(size: TalkerSize, tokenizer: Tokenizer) -> dict[str, Any]:
         "model_type": "qwen3_tts",
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": "0b6",
-        "tts_model_type": "custom_voice",
+        "tts_model_type": kind,
         "assistant_token_id": tokenizer.encode("assistant").ids[0],
         "im_start_token_id": token("<|im_start|>"),
         "im_end_token_id": token("<|im_end|>"),
@@ -200,24 +209,42 @@ def talker_config(size: TalkerSize, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def export(run: Path, tokenizer: Path, out: Path) -> int:
-    """Write the folder; the bytes of its weights."""
-    decoder, talker = load_decoder(run), load_talker(run)
+def export(
+    run: Path, tokenizer: Path, out: Path, kind: str = KINDS[0], codec_from: Path | None = None
+) -> int:
+    """Write the folder; the bytes of its files."""
+    talker, voice_row = load_talker(run)
+    np.save(run / "voice_row.npy", voice_row.numpy())
     codec = out / "speech_tokenizer"
     codec.mkdir(parents=True, exist_ok=True)
     weights = {f"talker.{name}": value.bfloat16().contiguous() for name, value in talker.state_dict().items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    tensors = {name: value.half().contiguous() for name, value in decoder_tensors(decoder).items()}
-    save_file(tensors, codec / "model.safetensors", metadata={"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"):
         if (tokenizer / name).resolve() != (out / name).resolve():
             shutil.copyfile(tokenizer / name, out / name)
     written = {
         out / "config.json": talker_config(
-            talker.size, Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+            talker.size, Tokenizer.from_file(str(tokenizer / "tokenizer.json")), kind
         ),
         out / "generation_config.json": GENERATION,
         out / "preprocessor_config.json": {"processor_class": "Qwen3TTSProcessor", "padding_side": "left"},
+    }
+    if codec_from is not None:
+        shutil.copytree(codec_from / "speech_tokenizer", codec, dirs_exist_ok=True)
+    else:
+        written |= export_codec(load_decoder(run), codec)
+    for path, content in written.items():
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    for path in out.rglob("*.safetensors"):
+        path.chmod(0o644)
+    return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+
+
+def export_codec(decoder: Decoder, codec: Path) -> dict[Path, dict[str, Any]]:
+    """Write the codec's weights; its configs."""
+    tensors = {name: value.half().contiguous() for name, value in decoder_tensors(decoder).items()}
+    save_file(tensors, codec / "model.safetensors", metadata={"format": "pt"})
+    return {
         codec / "config.json": codec_config(decoder.size),
         codec / "preprocessor_config.json": {
             "chunk_length_s": None,
@@ -230,11 +257,6 @@ def export(run: Path, tokenizer: Path, out: Path) -> int:
             "sampling_rate": 24000,
         },
     }
-    for path, content in written.items():
-        path.write_text(json.dumps(content, indent=2) + "\n")
-    for path in out.rglob("*.safetensors"):
-        path.chmod(0o644)
-    return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
 
 
 def main() -> None:
@@ -244,8 +266,11 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
+    parser.add_argument("--codec", type=Path, help="a checkpoint whose codec to take")
     args = parser.parse_args()
-    print(f"{args.out}: {export(args.run, args.tokenizer, args.out) / 2**20:.1f} MiB")
+    size = export(args.run, args.tokenizer, args.out, args.kind, args.codec)
+    print(f"{args.out}: {size / 2**20:.1f} MiB")
 
 
 if __name__ == "__main__":

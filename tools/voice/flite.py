@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .voices import ENGINES
+
 Floats = NDArray[np.float32]
 
-ENGINES = ("slt", "rms", "awb")
 PITCH_STEP_S = 0.005
 
 

@@ -2,12 +2,13 @@
 
     python -m tools.voice.generate CHECKPOINT/ "Hello there." ryan out.wav
 
-Several sentences are spoken at once, as rows of a batch padded on the left.
+Several sentences are spoken at once, as rows of a batch padded on the left, each in a voice of its own if need be.
 """
 
 import argparse
 import json
 import wave
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional
 
 from .decoder import Decoder, DecoderSize
 from .ids import CODEC_EOS, TalkerSize
-from .prompts import NONE, Prompter
+from .prompts import VOICE, Prompt, Prompter
 from .quantizer import FIRST
 from .talker import Cache, Talker
 from .voices import PRESETS
@@ -37,6 +39,30 @@ class Sampling:
     subtalker_temperature: float
     subtalker_top_k: int
     repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class Described:
+    """A voice made from a description."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Cloned:
+    """A voice given by its row and, with a reference, by what it said before."""
+
+    row: NDArray[np.float32]
+    """x-vector, [hidden]"""
+    said: str = ""
+    codes: NDArray[np.int16] | None = None
+    """[frames, groups] of the reference"""
+    reference_first: bool = False
+    """the text begins where the reference ends, one token a frame"""
+
+
+Manner = str | Described | Cloned
+"""a preset's name, or one of the others"""
 
 
 @dataclass
@@ -131,29 +157,28 @@ class Speaker:
     def speak(
         self,
         texts: list[str],
-        voice: str,
+        voice: Manner | Sequence[Manner],
         seed: int = 0,
         language: str | None = "english",
         streamed: bool = False,
         limit: int = 250,
         sound: bool = True,
     ) -> list[Utterance]:
-        """Say texts with one preset; at most limit frames each."""
-        device, talker, prompter = self.device, self.talker, self.prompter
-        speaker = next(preset.token for preset in PRESETS if preset.name == voice)
-        prompts = [prompter.prompt(prompter.encode(text), speaker, language, streamed, []) for text in texts]
-        longest = max(len(prompt.text) for prompt in prompts)
-        tokens = torch.full((2, len(texts), longest), NONE)
-        for i, prompt in enumerate(prompts):
-            tokens[:, i, longest - len(prompt.text) :] = torch.tensor([prompt.text, prompt.codec])
-        seen = (tokens[0] != NONE).to(device)
-        tokens = tokens.to(device)
-        x = talker.text(tokens[0].clamp(min=0)) * seen[..., None]
-        x = x + talker.code(0, tokens[1].clamp(min=0)) * (tokens[1] != NONE)[..., None]
-        after = torch.full((limit, len(texts)), prompter.pad)
-        for i, prompt in enumerate(prompts):
-            after[: len(prompt.trailing), i] = torch.tensor(prompt.trailing[:limit], dtype=torch.long)
+        """Say texts in one voice, or each in its own; at most limit frames each."""
+        device, talker = self.device, self.talker
+        voices = [voice] * len(texts) if isinstance(voice, (str, Described, Cloned)) else voice
+        rows: list[Tensor] = []
+        after = torch.full((limit, len(texts)), self.prompter.pad)
+        for i, (text, manner) in enumerate(zip(texts, voices, strict=True)):
+            start, later = self._prefill(manner, self._prompt(text, manner, language, streamed))
+            rows.append(start)
+            after[: len(later), i] = torch.tensor(later[:limit], dtype=torch.long)
         trailing = talker.text(after.to(device))
+        longest = max(map(len, rows))
+        x = torch.stack([functional.pad(row, (0, 0, longest - len(row), 0)) for row in rows])
+        seen = torch.arange(longest, device=device) >= torch.tensor(
+            [[longest - len(row)] for row in rows], device=device
+        )
 
         generator = torch.Generator(device).manual_seed(seed)
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
@@ -190,6 +215,38 @@ class Speaker:
             )
             out.append(Utterance(codes.numpy().astype(np.int16), samples, count < limit))
         return out
+
+    def _prompt(self, text: str, manner: Manner, language: str | None, streamed: bool) -> Prompt:
+        prompter, tokens, instruct = self.prompter, self.prompter.encode(text), list[int]()
+        match manner:
+            case str():
+                speaker = next(preset.token for preset in PRESETS if preset.name == manner)
+            case Described():
+                speaker, instruct = None, prompter.instruction(manner.text)
+            case Cloned():
+                speaker, said = VOICE, prompter.encode(manner.said)
+                if manner.codes is not None and manner.reference_first:
+                    tokens = prompter.reference_first(said, tokens, len(manner.codes))
+                else:
+                    tokens = [*said, *tokens]
+                streamed = streamed or manner.reference_first
+        return prompter.prompt(tokens, speaker, language, streamed, instruct)
+
+    def _prefill(self, manner: Manner, prompt: Prompt) -> tuple[Tensor, list[int]]:
+        """[positions, hidden] of the prompt and the reference's frames, and the text tokens after those."""
+        text, codec = (torch.tensor(part, device=self.device) for part in (prompt.text, prompt.codec))
+        x = self.talker.text(text)
+        x = x + self.talker.code(0, codec.clamp(min=0)) * (codec >= 0)[:, None]
+        if not isinstance(manner, Cloned):
+            return x, prompt.trailing
+        x = x + (codec == VOICE)[:, None] * torch.from_numpy(manner.row).to(self.device)
+        if manner.codes is None:
+            return x, prompt.trailing
+        count = len(manner.codes)
+        beside = [*prompt.trailing[:count], *[self.prompter.pad] * (count - len(prompt.trailing))]
+        frames = self.talker.frames(torch.from_numpy(manner.codes).long().to(self.device))
+        frames = frames + self.talker.text(torch.tensor(beside, device=self.device))
+        return torch.cat([x, frames]), prompt.trailing[count:]
 
     def _step(self, x: Tensor, cache: Cache, mask: Tensor) -> Tensor:
         """[batch, time, hidden] -> [batch, hidden] of the last position."""

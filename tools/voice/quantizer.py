@@ -5,7 +5,8 @@ speaker's mean has been taken off, so that it says what is spoken; group 1 is th
 unvoiced); the later groups quantise what is left, speaker and all, one after the other. Groups past --used are
 always 0 and carry nothing. Code 0 of group 0 is never used: some readers take it for padding.
 
-    python -m tools.voice.quantizer encode SPEECH/ quantizer.npz CODES.npz
+    python -m tools.voice.quantizer crowd CROWD/ quantizer.npz             add the means of a crowd's voices
+    python -m tools.voice.quantizer encode SPEECH/ quantizer.npz CODES.npz --more CROWD/
 """
 
 import argparse
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from .features import CEPSTRA, STEPS
 from .shards import FRAMES_AN_HOUR, Shard, read
-from .voices import PRESETS
+from .voices import ENGINES, PRESETS, everyone
 
 GROUPS = 16
 FIRST, REST = 1024, 256
@@ -88,7 +89,7 @@ class Quantizer:
     basis: NDArray[np.float32]
     """[raw, DIMS]"""
     speakers: NDArray[np.float32]
-    """[presets, DIMS]"""
+    """[voices, DIMS]"""
     first: NDArray[np.float32]
     """[FIRST, DIMS]; row 0 is not used"""
     pitch: NDArray[np.float32]
@@ -116,10 +117,10 @@ class Quantizer:
         envelope: NDArray[Any],
         voicing: NDArray[Any],
         pitch: NDArray[Any],
-        voices: NDArray[np.uint8],
+        voices: NDArray[np.integer[Any]],
         device: str = "cpu",
     ) -> NDArray[np.int16]:
-        """[frames, GROUPS] codes of features.Analysis arrays and each frame's preset number."""
+        """[frames, GROUPS] codes of features.Analysis arrays and each frame's voice number."""
         vectors = torch.from_numpy((raw_vectors(envelope, voicing) - self.mean) @ self.basis).to(device)
 
         def put(array: NDArray[np.float32]) -> Tensor:
@@ -179,12 +180,38 @@ def fit(shards: list[Shard], used: int, seed: int, device: str, rounds: int = 25
     return Quantizer(mean, basis, speakers.cpu().numpy(), first.cpu().numpy(), pitch, np.stack(rest))
 
 
-def encode_all(folder: Path, quantizer: Quantizer, out: Path, device: str) -> None:
+def add_crowd(quantizer: Quantizer, shards: list[Shard]) -> None:
+    """Give the voices of a crowd their means.
+
+    Each says too little for a mean of its own that would not depend on what it says: for each engine the mean is a
+    quadratic function of the traits, found by least squares over all that it said.
+    """
+    voices = everyone(max(int(shard.voice.max()) for shard in shards) + 1 - len(PRESETS))
+    count, total = np.zeros(len(voices)), np.zeros((len(voices), DIMS))
+    for shard in shards:
+        vectors = (raw_vectors(shard.envelope, shard.voicing) - quantizer.mean) @ quantizer.basis
+        np.add.at(total, shard.voices, vectors)
+        count += np.bincount(shard.voices, minlength=len(voices))
+    means = np.zeros_like(total)
+    traits = np.stack([voice.traits.reshape(len(ENGINES), -1) for voice in voices]).astype(float)
+    for number, name in enumerate(ENGINES):
+        mine = np.array([voice.engine == name for voice in voices])
+        own = traits[mine, number]
+        first, second = np.triu_indices(own.shape[1])
+        products = own[:, first] * own[:, second]
+        weight = np.sqrt(count[mine, None])
+        spoken = total[mine] / np.maximum(count[mine, None], 1)
+        means[mine] = products @ np.linalg.lstsq(products * weight, spoken * weight, rcond=None)[0]
+    crowd = means[len(PRESETS) :].astype(np.float32)
+    quantizer.speakers = np.concatenate([quantizer.speakers[: len(PRESETS)], crowd])
+
+
+def encode_all(folders: list[Path], quantizer: Quantizer, out: Path, device: str) -> None:
     """Codes, phones and lengths of all finished shards, in one file for the talker."""
     parts: dict[str, list[NDArray[Any]]] = {
         name: [] for name in ("codes", "phones", "frames", "text", "voice")
     }
-    for shard in read(folder):
+    for shard in (shard for folder in folders for shard in read(folder)):
         parts["codes"].append(quantizer.encode_shard(shard, device)[:, : quantizer.used])
         for name in ("phones", "frames", "text", "voice"):
             parts[name].append(getattr(shard, name))
@@ -200,10 +227,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("fit", "encode"))
+    parser.add_argument("step", choices=("fit", "crowd", "encode"))
     parser.add_argument("speech", type=Path)
     parser.add_argument("quantizer", type=Path)
     parser.add_argument("codes", type=Path, nargs="?")
+    parser.add_argument("--more", type=Path, nargs="*", default=[], help="more speech to encode")
     parser.add_argument("--hours", type=float, default=6, help="speech to fit on")
     parser.add_argument(
         "--wait", type=float, default=0, help="seconds to wait for that much, while synth runs"
@@ -222,10 +250,14 @@ def main() -> None:
             time.sleep(2)
         print(f"fitting on {hours:.1f} h", flush=True)
         fit(shards, args.used, args.seed, device).save(args.quantizer)
+    elif args.step == "crowd":
+        quantizer = Quantizer.load(args.quantizer)
+        add_crowd(quantizer, list(read(args.speech)))
+        quantizer.save(args.quantizer)
     elif args.codes is None:
         parser.error("encode needs the file to write the codes to")
     else:
-        encode_all(args.speech, Quantizer.load(args.quantizer), args.codes, device)
+        encode_all([args.speech, *args.more], Quantizer.load(args.quantizer), args.codes, device)
     print(f"{args.step}: {time.monotonic() - began:.0f} s")
 
 

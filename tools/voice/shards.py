@@ -18,7 +18,7 @@ class Shard:
     name: str
     frames: NDArray[np.int64]
     text: NDArray[np.int64]
-    voice: NDArray[np.uint8]
+    voice: NDArray[np.uint16]
     envelope: NDArray[np.float16]
     voicing: NDArray[np.float16]
     pitch: NDArray[np.float16]
@@ -26,8 +26,8 @@ class Shard:
     samples: NDArray[np.int16] | None
 
     @property
-    def voices(self) -> NDArray[np.uint8]:
-        """The preset's number for every frame."""
+    def voices(self) -> NDArray[np.uint16]:
+        """The voice's number for every frame."""
         return np.repeat(self.voice, self.frames)
 
 

@@ -13,6 +13,7 @@ from .decoder import RmsNorm, rotary, rotate
 from .features import PHONES
 from .ids import CODEC_VOCABULARY, TalkerSize
 from .quantizer import FIRST
+from .voices import TRAITS
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, [batch, heads, time, head]"""
@@ -190,3 +191,25 @@ class PhoneGuide(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[n, hidden] -> [n, 2, phones]"""
         return self.head(hidden).unflatten(-1, (2, -1))
+
+
+class VoiceRow(nn.Module):
+    """The row of a voice that is not a preset, linear in its traits: what a speaker encoder is to give (x-vector).
+
+    While training the traits are blurred, as what an encoder hears will be.
+    """
+
+    BLUR = (0.02, 0.08, 0.04, 0.2)
+    """deviations of an engine's four traits; the pace is the hardest to hear"""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(hidden, TRAITS) * 0.07)
+        blur = torch.tensor(self.BLUR).repeat(TRAITS // len(self.BLUR))
+        self.register_buffer("blur", blur, persistent=False)
+
+    def forward(self, traits: Tensor) -> Tensor:
+        """[n, TRAITS] -> [n, hidden]"""
+        if self.training:
+            traits = traits + torch.randn_like(traits) * self.blur
+        return traits @ self.weight.T

@@ -3,7 +3,7 @@
     python -m tools.voice.train_talker CODES.npz TEXTS.jsonl TOKENIZER/ RUN/ --minutes 9
 
 On a GPU the whole step is recorded and replayed (recorder.py). RUN/talker.pt is written every minute; a second call
-resumes it.
+resumes it. --start begins with the weights of an exported checkpoint.
 """
 
 import argparse
@@ -12,32 +12,36 @@ import math
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from .average import Average
 from .ids import CODEC_EOS, CODEC_VOCABULARY, TalkerSize
-from .prompts import END
+from .prompts import END, VOICE
 from .quantizer import FIRST
 from .recorder import Recorder, set_rate
 from .rows import Rows, load_codes
 from .shards import FRAMES_AN_HOUR
-from .talker import PhoneGuide, Talker
+from .talker import PhoneGuide, Talker, VoiceRow
 
 IGNORED = -100
 
 
 class Losses(nn.Module):
-    """Talker, predictor and phone guide on one batch."""
+    """Talker, predictor, voice row and phone guide on one batch."""
 
-    def __init__(self, talker: Talker, codes: Tensor, phones: Tensor, noise: float) -> None:
+    def __init__(self, talker: Talker, codes: Tensor, phones: Tensor, traits: Tensor, noise: float) -> None:
         super().__init__()
         self.talker, self.guide = talker, PhoneGuide(talker.size.hidden)
+        self.voice_row = VoiceRow(talker.size.hidden)
         self.used, self.noise = codes.shape[1], noise
         weights = torch.linspace(1.6, 0.6, self.used - 1, device=codes.device)
         self.data = {"codes": codes, "phones": phones, "weights": weights / weights.sum() * 1.5}
+        self.data["traits"] = traits
 
     def _disturbed(self, codes: Tensor) -> Tensor:
         """Some frames of some rows are swapped for others, so that a bad sample does not derail the speech."""
@@ -48,7 +52,7 @@ class Losses(nn.Module):
         other = pool[torch.randint(len(pool), (rows, length), device=device)]
         return torch.where(swap[..., None], other, codes)
 
-    def _inputs(self, text: Tensor, special: Tensor, frame: Tensor) -> Tensor:
+    def _inputs(self, text: Tensor, special: Tensor, frame: Tensor, voices: Tensor) -> Tensor:
         """[rows, positions, hidden]: a product with rows that have a one for each vector in the sum."""
         codes = self.data["codes"][frame.clamp(min=0)]
         if self.training:
@@ -66,13 +70,15 @@ class Losses(nn.Module):
         ]
         kind = torch.bfloat16 if table.is_cuda else table.dtype
         hot = torch.zeros(*frame.shape, len(table), dtype=kind, device=table.device)
-        return hot.scatter_(-1, torch.cat(columns, -1), 1) @ table.to(kind)
+        x = hot.scatter_(-1, torch.cat(columns, -1), 1) @ table.to(kind)
+        rows = self.voice_row(self.data["traits"][voices])
+        return x + (special == VOICE)[..., None] * rows[:, None].to(kind)
 
-    def forward(self, batch: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, batch: Tensor, chosen: Tensor, voices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cross entropy of group 0, of each later group [used - 1], and of the phones."""
         text, special, frame, wanted = batch.long()
         talker = self.talker
-        hidden = talker.model(self._inputs(text, special, frame))
+        hidden = talker.model(self._inputs(text, special, frame, voices))
         target = self.data["codes"][wanted.clamp(min=0)]
         # Only codes that exist and the end can be wanted: the other rows of the head stay out of it, but for a few
         # after the end that make the number of columns fit the matrix units.
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument("texts", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("run", type=Path)
+    parser.add_argument("--start", type=Path, help="a checkpoint whose weights to begin with")
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--steps", type=int, default=10**9, help="stop after so many, whatever the time")
     parser.add_argument("--positions", type=int, default=65536, help="a step")
@@ -120,8 +127,12 @@ def main() -> None:
     texts = [json.loads(line)["raw"] for line in args.texts.read_text().splitlines()]
     rows = Rows(tables, texts, args.tokenizer, args.positions, args.share, args.held_out, args.seed)
     talker = Talker(TalkerSize(**args.size)).to(device)
-    on_device = torch.from_numpy(codes).to(device), torch.from_numpy(tables["phones"]).to(device)
-    losses = Losses(talker, *on_device, args.noise).to(device)
+    if args.start is not None:
+        weights = load_file(args.start / "model.safetensors")
+        talker.load_state_dict({n.removeprefix("talker."): w.float() for n, w in weights.items()})
+    traits = np.stack([voice.traits for voice in rows.voices])
+    on_device = [torch.from_numpy(array).to(device) for array in (codes, tables["phones"], traits)]
+    losses = Losses(talker, *on_device, noise=args.noise).to(device)
     average = Average(losses, 0.995)
     matrices = [p for n, p in losses.named_parameters() if p.dim() == 2 and "embedding" not in n]
     others = [p for n, p in losses.named_parameters() if not (p.dim() == 2 and "embedding" not in n)]
@@ -140,9 +151,9 @@ def main() -> None:
         for layer in [*talker.model.layers, *talker.code_predictor.model.layers]:
             layer.compile(dynamic=True)
 
-    def run(batch: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.autocast(device, torch.bfloat16, enabled=on_gpu, cache_enabled=False):
-            first, later, phones = losses(batch, chosen)
+            first, later, phones = losses(*inputs)
         optimizer.zero_grad(set_to_none=True)
         (first + (later * losses.data["weights"]).sum() + 0.3 * phones).backward()
         nn.utils.clip_grad_norm_(losses.parameters(), 1.0)
@@ -165,7 +176,7 @@ def main() -> None:
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=on_gpu):
             found = [
                 torch.stack([first, *later[:3], later.mean(), phones])
-                for first, later, phones in (average.model(b.to(device), c.to(device)) for b, c in rows)
+                for first, later, phones in (average.model(*(t.to(device) for t in batch)) for batch in rows)
             ]
         rows.validating = False
         return " ".join(f"{value:.3f}" for value in torch.stack(found).mean(0).tolist())
@@ -182,10 +193,7 @@ def main() -> None:
             break
         rate = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))
         set_rate(optimizer, args.rate * rate * min(1, (step + 1) / args.warm_up))
-        batch, chosen = next(batches)
-        first, later, phones = train(
-            batch.to(device, non_blocking=True), chosen.to(device, non_blocking=True)
-        )
+        first, later, phones = train(*(part.to(device, non_blocking=True) for part in next(batches)))
         step += 1
         if step % 200 == 0 or step in (1, 20):
             seconds = time.monotonic() - began
