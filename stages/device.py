@@ -4,6 +4,7 @@ MLX is imported only inside functions: on Linux a real BLAS has to be in the pro
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -97,6 +98,11 @@ def on_cpu() -> bool:
     return backend() == "cpu"
 
 
+def plain(what: str) -> bool:
+    """Whether VIVAVOCE_PLAIN, a list with commas, names `what`: an optimisation to leave out, for comparison."""
+    return what in os.environ.get("VIVAVOCE_PLAIN", "").split(",")
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -108,7 +114,7 @@ def compiled(function: Function) -> Function:
     """
     import mlx.core as mx
 
-    return function if on_cpu() else cast(Function, mx.compile(function))
+    return function if on_cpu() or plain("compile") else cast(Function, mx.compile(function))
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -151,6 +151,7 @@ def _speech(
     from .speech.talker import TalkerStage
 
     layout: Layout = station.layout
+    rows = widest(layout.speech)
     models, infos = {}, []
     for source in layout.speech.models:
         name, where = split_name(source)
@@ -159,7 +160,7 @@ def _speech(
         refuse_other(path, "speech")
         dtype = None if layout.speech.dtype == "auto" else layout.speech.dtype
         model = load(path, dtype=dtype, parts=frozenset(station.stages) & PARTS)
-        model.warm_up(partial(_report, notify, f"warming up {name}"))
+        model.warm_up(partial(_report, notify, f"warming up {name}"), rows)
         models[name] = model
         infos.append(
             ModelInfo(
@@ -175,7 +176,6 @@ def _speech(
             )
         )
     files = VoiceStore(layout.api.voices_folder).files
-    rows = widest(layout.speech)
     makers: dict[str, Callable[[], Stage]] = {
         "prompt": lambda: PromptStage(models, progress, layout.speech, party, files),
         "talker": lambda: TalkerStage(models, layout.speech, progress, party, files, rows),

@@ -5,14 +5,21 @@ from typing import Any, TypeVar
 
 from ...bus.layout import Speech
 from ..device import on_cpu
+from .qwen3 import kernels
 
 T = TypeVar("T")
 
 
 def widest(settings: Speech) -> int:
-    """How many requests a step may have. On a CPU none of them changes a bit of another: each row of a product is
-    summed in the same order, however many rows there are."""
-    return settings.rows if on_cpu() else 1
+    """How many requests a step may have.
+
+    On a CPU and with our own kernels none of them changes a bit of another: each row of a product is summed in the
+    same order, however many rows there are. MLX's kernels promise nothing like it: with them requests go alone, and
+    quantised models, which use some of them beside ours, may change each other's last bits.
+    """
+    if on_cpu():
+        return settings.rows
+    return min(settings.rows, kernels.WIDTHS[-1]) if kernels.serve() else 1
 
 
 def batches(items: list[T], kind: Callable[[T], Any], most: int) -> Iterator[list[T]]:

@@ -22,7 +22,7 @@ def test_probabilities(checkpoint: Checkpoint, golden: Golden, golden_json: Gold
         sampling = Sampling(**given)
         seen = mx.array(np.isin(np.arange(logits.shape[1]), past).tolist())
         frame = mx.array([len(past)], mx.int32)
-        ready = talker.admissible(logits, seen, frame, controls(sampling, logits.shape[1]))
+        ready = talker.first.admissible(logits, seen, frame, controls(sampling, logits.shape[1]))
         _equal(ready, sampling, stored[f"{name}.probabilities"], name)
         if f"{name}.predictor_probabilities" in stored:
             own = mx.array(stored["logits_predictor"])[None]

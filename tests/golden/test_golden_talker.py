@@ -34,7 +34,7 @@ def test_teacher_forced_steps(
         rows.append(hidden)
     hidden = mx.concatenate(rows, axis=1)
     np.testing.assert_allclose(np.array(hidden)[0], stored[f"{case}.hidden"], atol=1e-3)
-    logits = np.array(model.talker.logits(hidden[0]))
+    logits = np.array(model.talker.first.logits(hidden[0]))
     np.testing.assert_allclose(np.linalg.norm(logits, axis=-1), stored[f"{case}.logits_norm"], rtol=1e-5)
     thinned = logits[:, :: logits.shape[1] // stored[f"{case}.logits"].shape[1]]
     np.testing.assert_allclose(thinned, stored[f"{case}.logits"], atol=1e-3)

@@ -108,7 +108,7 @@ def test_the_predictor_has_its_own_settings(custom: Qwen3TTS) -> None:
 
 def test_sampling_is_in_float32(checkpoint: Checkpoint) -> None:
     model = load(checkpoint("custom06"), dtype="bf16")
-    assert model.talker.logits(mx.zeros((1, 32), mx.bfloat16)).dtype == mx.float32
+    assert model.talker.first.logits(mx.zeros((1, 32), mx.bfloat16)).dtype == mx.float32
 
 
 def test_top_k_keeps_ties() -> None:
@@ -237,7 +237,7 @@ def test_an_x_vector_does_not_widen_the_prompt(checkpoint: Checkpoint) -> None:
 
 def _admissible(model: Qwen3TTS, logits: mx.array, seen: list[int], frame: int) -> Any:
     marked = np.isin(np.arange(3072), seen)
-    found = model.talker.admissible(
+    found = model.talker.first.admissible(
         logits, mx.array(marked.tolist()), mx.array([frame], mx.int32), controls(model.sampling, 3072)
     )
     return np.array(found)[0]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from vivavoce.stages.speech.qwen3 import talker
+from vivavoce.stages.speech.qwen3 import talker_step
 from vivavoce.stages.speech.qwen3.checkpoint import load
 from vivavoce.stages.speech.qwen3.codec_decoder import to_int16
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
@@ -128,14 +128,14 @@ def test_positions_run_out_with_a_clear_error(model: Qwen3TTS, prompt: Prompt) -
 
 
 def test_the_end_cannot_come_in_the_first_two_frames_and_no_special_id_ever(model: Qwen3TTS) -> None:
-    logits = mx.zeros((1, model.talker.vocabulary))
-    seen = mx.zeros((model.talker.vocabulary,), mx.bool_)
+    logits = mx.zeros((1, model.talker.first.vocabulary))
+    seen = mx.zeros((model.talker.first.vocabulary,), mx.bool_)
     state, _, _ = model.talker.start(mx.zeros((1, 4, 32)), HOT, 0)
     for frame, allowed in ((0, False), (1, False), (2, True), (500, True)):
-        ready = model.talker.admissible(logits, seen, mx.array([frame], mx.int32), state.control)
+        ready = model.talker.first.admissible(logits, seen, mx.array([frame], mx.int32), state.control)
         open_ids = np.flatnonzero(np.isfinite(np.array(ready)[0]))
         assert open_ids.tolist() == [*range(2048), *([END] if allowed else [])]
-    assert talker.MIN_FRAMES == 2
+    assert talker_step.MIN_FRAMES == 2
 
 
 def test_what_was_said_is_remembered(model: Qwen3TTS, prompt: Prompt) -> None:

@@ -68,7 +68,7 @@ def _likeliest(model: Qwen3TTS, text: str, spoken: Codes) -> np.ndarray:
     state, _, hidden = model.talker.start(prompt.prefill, model.sampling, 0)
     rows: list[mx.array] = []
     for frame, codes in enumerate(spoken, 1):
-        first = mx.argmax(model.talker.logits(hidden[0]), axis=-1)
+        first = mx.argmax(model.talker.first.logits(hidden[0]), axis=-1)
         rows.append(mx.concatenate([first, mx.argmax(model.predictor.logits(hidden, codes), axis=-1)]))
         state, _, hidden = model.talker.step(state, model.predictor.embed(codes), _row(prompt, frame))
         mx.eval(rows[-1], hidden)

@@ -10,10 +10,12 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from ...device import compiled
+from . import kernels
 from .config import ModelConfig
+from .kernels import Kept, Rows, filled_up
 from .layers import Layer, Turn
 from .ops import CAUSAL, apart, joined, rms_norm, rotary
-from .sampling import Controls, Sampling, choose, controls, noise
+from .sampling import Controls, Sampling, controls, noise
 from .weights import Linear, Weights
 
 
@@ -57,8 +59,18 @@ class CodePredictor:
         """By first position: pass 0 takes positions 0 and 1, each later one the next."""
         self._shape = own.num_key_value_heads, self._groups, own.head_dim
         self._dtype = weights.dtype
+        self._fused = kernels.fused(self._layers)
+        if self._fused:
+            self._head_rows = [Rows.of(head) for head in self._heads]
+            self._at = [
+                (cos[i : i + 1], sin[i : i + 1], mx.array([i], mx.int32)) for i in range(self._groups)
+            ]
+            self._none = mx.zeros((2, self._shape[0], 1, self._shape[2]), self._dtype)
+            self._blank = mx.zeros((2, *self._shape), self._dtype)
+            mx.eval(self._at, self._none, self._blank)
         mx.eval(self._turns)
-        self._frame = {flag: compiled(self._framer(flag)) for flag in (False, True)}
+        framer = self._kernel_framer if self._fused else self._framer
+        self._frame = {flag: compiled(framer(flag)) for flag in (False, True)}
 
     def frame(
         self, hidden: mx.array, code0: mx.array, sampling: Sampling, key: mx.array, frame: mx.array
@@ -77,8 +89,10 @@ class CodePredictor:
     ) -> list[tuple[mx.array, mx.array]]:
         """One frame of each of several requests, computed together; as `frame` for each."""
         control = controls(sampling, self._vocabulary)
-        made = self._frame[sampling.nucleus](hidden, code0, control, keys, frames)
-        return list(zip(*made, strict=True))
+        parts = hidden, code0, keys, frames
+        padded = [filled_up(part) for part in parts] if self._fused else parts
+        made = self._frame[kernels.nucleus(sampling)](control, *padded)
+        return list(zip(*made, strict=True))[: len(hidden)]
 
     def logits(self, hidden: mx.array, codes: mx.array) -> mx.array:
         """What each group's head says of the codes before it: hidden [1, 1, H], codes [1, 16] → float32 [15, V]."""
@@ -99,29 +113,70 @@ class CodePredictor:
 
     def _framer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], list[mx.array]]]:
         def frame(
+            control: Controls,
             hidden: list[mx.array],
             code0: list[mx.array],
-            control: Controls,
             keys: list[mx.array],
             indices: list[mx.array],
         ) -> tuple[list[mx.array], list[mx.array]]:
             control, batch = Controls(*control), len(hidden)
-            gumbel = noise(joined(keys), joined(indices), 1, self._groups - 1, self._vocabulary, control)
+            draws = self._draws(control, keys, indices)
             start, code = joined(hidden), joined(code0)
             start = start if self._narrow is None else self._narrow(start)
             rows = mx.concatenate([start, mx.take(self._inputs[0], code, axis=0)], axis=1)
             rows = rows.reshape(2 * batch, -1)
             caches = [mx.zeros((2 * batch, *self._shape), self._dtype) for _ in self._layers]
-            codes, draws = [code], [draw[0] for draw in mx.split(gumbel, self._groups - 1)]
+            codes = [code]
             for i, head in enumerate(self._heads):
                 logits = head(self._pass(rows, caches, 0 if i == 0 else i + 1)).astype(mx.float32)
-                code = choose(logits, draws[i], control, nucleus)
+                code = kernels.choose(logits, draws[i], control, nucleus)
                 codes.append(code)
                 rows = mx.take(self._inputs[i + 1], code[:, 0], axis=0)
             chosen = mx.concatenate(codes, axis=1)
             return apart(chosen, batch), apart(self.embed(chosen), batch)
 
         return frame
+
+    def _kernel_framer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], list[mx.array]]]:
+        """As `_framer`; position 0 goes alone, so that every pass has one row a request."""
+
+        def frame(
+            control: Controls,
+            hidden: list[mx.array],
+            code0: list[mx.array],
+            keys: list[mx.array],
+            indices: list[mx.array],
+        ) -> tuple[list[mx.array], list[mx.array]]:
+            control, batch = Controls(*control), len(hidden)
+            draws = self._draws(control, keys, indices)
+            recent = [[self._blank] * batch for _ in self._fused]
+            x, code = joined(hidden)[:, 0], joined(code0)
+            self._kernel_pass(x if self._narrow is None else self._narrow(x), recent, 0)
+            codes = [code]
+            for i, head in enumerate(self._head_rows):
+                x = mx.take(self._inputs[i], code[:, 0], axis=0)
+                x = self._kernel_pass(x, recent, i + 1)
+                logits = head.normed(x, self._norm, self._eps, mx.float32)
+                code = kernels.choose(logits, draws[i], control, nucleus)
+                codes.append(code)
+            chosen = mx.concatenate(codes, axis=1)
+            return apart(chosen, batch), apart(self.embed(chosen), batch)
+
+        return frame
+
+    def _kernel_pass(self, x: mx.array, recent: list[list[mx.array]], at: int) -> mx.array:
+        """Rows x [B, hidden] at one position, put into `recent` → the rows behind the last layer."""
+        cos, sin, position = self._at[at]
+        for i, layer in enumerate(self._fused):
+            kept = Kept([self._none] * x.shape[0], recent[i])
+            x, recent[i] = layer(x, cos, sin, position, self._at[0][2], kept)
+        return x
+
+    def _draws(self, control: Controls, keys: list[mx.array], indices: list[mx.array]) -> list[mx.array]:
+        """Scaled noise [B, V] of each group."""
+        groups = self._groups - 1
+        gumbel = noise(joined(keys), joined(indices), 1, groups, self._vocabulary, control)
+        return [draw[0] for draw in mx.split(gumbel, groups)]
 
     def _pass(self, x: mx.array, caches: list[mx.array], first: int) -> mx.array:
         """rows x [B * T, hidden] at positions first…, put into the caches → normed last rows [B, hidden]."""

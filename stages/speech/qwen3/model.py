@@ -12,6 +12,7 @@ from .code_predictor import CodePredictor
 from .codec_decoder import STEPS, CodecDecoder, to_int16
 from .codec_encoder import PIECE, CodecEncoder
 from .config import GenerationConfig, ModelConfig, SpeechTokenizerConfig
+from .kernels import widths
 from .ops import silu
 from .prompt import build
 from .sampling import request_key
@@ -127,14 +128,17 @@ class Qwen3TTS:
             )
         mx.eval(vars(self.speaker_encoder), vars(self.codec_encoder) if self.codec_encoder else [])
 
-    def warm_up(self, progress: Callable[[float], None] = lambda done: None) -> None:
-        """Run every trace that a request can need once; `progress` hears the share done, 0 to 1."""
-        steps = [step for part in sorted(self.parts) for step in self._warming(part)]
+    def warm_up(self, progress: Callable[[float], None] = lambda done: None, rows: int = 1) -> None:
+        """Run every trace that requests can need once; `progress` hears the share done, 0 to 1.
+
+        :param rows: requests computed together, at most.
+        """
+        steps = [step for part in sorted(self.parts) for step in self._warming(part, rows)]
         for done, step in enumerate(steps, 1):
             mx.eval(step())
             progress(done / len(steps))
 
-    def _warming(self, part: str) -> list[Callable[[], Any]]:
+    def _warming(self, part: str, rows: int) -> list[Callable[[], Any]]:
         row, codes, frame = self._empty[:, :1], mx.zeros((1, 16), mx.int32), mx.zeros(1, mx.int32)
         voice = self.voices[0] if self.voices else None
         match part:
@@ -146,10 +150,10 @@ class Qwen3TTS:
                 ]
             case "talker":
                 prefixes = self.kind != "custom_voice"
-                return [*self.talker.warming(self.sampling, row.shape[2], prefixes=prefixes)]
+                return [*self.talker.warming(self.sampling, row.shape[2], rows, prefixes=prefixes)]
             case "code_predictor":
-                key = request_key(0)
-                return [lambda: self.predictor.frame(row, codes[:, :1], self.sub_sampling, key, frame)]
+                one = row, codes[:, :1], request_key(0), frame
+                return [partial(self._warm_predictor, *one, wide) for wide in widths(rows)]
             case _:
                 counts = [mx.tile(codes[:, None], (1, count, 1)) for count in STEPS]
                 return [partial(self._warm_codec, some) for some in counts]
@@ -166,6 +170,13 @@ class Qwen3TTS:
     def _warm_clone(self, codes: mx.array) -> Any:
         clone = Clone(self._empty[0, 0], codes, "Hello.")
         return build_clone(self, "Hello there.", clone, language=None).prefill
+
+    def _warm_predictor(
+        self, hidden: mx.array, code0: mx.array, key: mx.array, frame: mx.array, wide: int
+    ) -> Any:
+        return self.predictor.frames(
+            [hidden] * wide, [code0] * wide, self.sub_sampling, [key] * wide, [frame] * wide
+        )
 
     def _warm_codec(self, codes: mx.array) -> Any:
         pcm, state = self.codec.step(codes, self.codec.start())

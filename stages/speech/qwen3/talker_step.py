@@ -1,0 +1,230 @@
+"""The talker's step: one frame of several requests, computed together.
+
+Per frame: x = sum of the last frame's 16 code embeddings + the next text row  [B, H]
+           layers over each request's own cache
+           code 0 sampled from [B, V] inside the same trace.
+`PlainStep` consists of MLX's operations and writes into the caches; `KernelStep` of the CUDA kernels, which put new
+positions into a short buffer beside the cache. Nothing is evaluated here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from ...device import compiled
+from . import kernels
+from .config import ModelConfig
+from .kernels import RECENT, FusedLayer, Kept, Rows, filled_up
+from .layers import Layer
+from .ops import apart, attention, bias, joined, rms_norm, rotary
+from .sampling import Controls, noise, penalise, stacked
+from .weights import Linear, Weights
+
+MIN_FRAMES = 2
+"""EOS cannot be chosen for the first two frames (`min_new_tokens` of the official code)."""
+
+
+class TalkerState(NamedTuple):
+    """One request's state, on the device. Rebind it at each step: the old cache is then reused in place."""
+
+    cache: list[mx.array]
+    """Keys and values of each layer, [2, kv_heads, S, D]."""
+    position: mx.array
+    """int32 [1]: positions filled."""
+    seen: mx.array
+    """bool [1, V]: code-0 ids chosen so far."""
+    frame: mx.array
+    """int32 [1]: index of the frame whose code 0 was chosen last."""
+    key: mx.array
+    """uint32 [1, 2]."""
+    control: Controls
+    nucleus: bool
+    filled: int
+    """`position` as the host knows it."""
+    recent: list[mx.array]
+    """With kernels: keys and values of each layer from `base` on, [2, kv_heads, RECENT, D]."""
+    base: mx.array
+    """int32 [1]: positions that the cache holds."""
+    cached: int
+    """`base` as the host knows it."""
+
+
+class CodeZero:
+    """From the talker's last rows to code group 0."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        talker = config.talker_config
+        self.vocabulary = talker.vocab_size
+        self.norm = weights.array("talker.model.norm.weight", talker.hidden_size)
+        self.head: Linear = weights.linear("talker.codec_head", talker.hidden_size, talker.vocab_size)
+        self.eps = talker.rms_norm_eps
+        self._ids = mx.arange(talker.vocab_size)
+        allowed = self._ids < talker.vocab_size - 1024
+        self._without_end = bias(allowed, mx.float32)
+        self._with_end = bias(allowed | (self._ids == talker.codec_eos_token_id), mx.float32)
+        mx.eval(vars(self))
+
+    def hidden(self, x: mx.array) -> mx.array:
+        return rms_norm(x, self.norm, self.eps)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """hidden rows [N, H] → float32 [N, V], as the head gives them."""
+        return self.head(hidden).astype(mx.float32)
+
+    def admissible(self, logits: mx.array, seen: mx.array, frame: mx.array, control: Controls) -> mx.array:
+        """Repetition penalty, minimum length, suppressed ids: float32 [B, V] → [B, V], -inf where barred."""
+        allowed = mx.where(frame[:, None] < MIN_FRAMES, self._without_end, self._with_end)
+        return penalise(logits, seen, control.penalty) + allowed
+
+    def choose(
+        self,
+        logits: mx.array,
+        seen: mx.array,
+        frame: mx.array,
+        key: mx.array,
+        control: Controls,
+        nucleus: bool,
+    ) -> tuple[mx.array, mx.array]:
+        """float32 [B, V] → (code0 int32 [B, 1], seen with that code marked)."""
+        control = Controls(*control)
+        drawn = noise(key, frame, 0, 1, self.vocabulary, control)[0]
+        code = kernels.choose(self.admissible(logits, seen, frame, control), drawn, control, nucleus)
+        return code, seen | (self._ids == code)
+
+
+class Step(ABC):
+    """One frame of each of several requests, whose `nucleus` is one."""
+
+    alike = False
+    """Whether the caches of all requests must have one size."""
+
+    def __init__(self, layers: list[Layer], first: CodeZero, dim: int, theta: float) -> None:
+        self._layers, self._first = layers, first
+        self._dim, self._theta = dim, theta
+        self._traced = {flag: compiled(self._trace(flag)) for flag in (False, True)}
+
+    @abstractmethod
+    def __call__(
+        self, states: list[TalkerState], embeddings: list[mx.array], texts: list[mx.array]
+    ) -> list[tuple[TalkerState, mx.array, mx.array]]:
+        """embeddings and texts [1, 1, H] each → (state, code0 int32 [1, 1], hidden [1, 1, H]) each.
+
+        The caches have room for one more position.
+        """
+
+    @abstractmethod
+    def _trace(self, nucleus: bool) -> Callable[..., list[Any]]: ...
+
+    def _chosen(
+        self,
+        x: mx.array,
+        logits: mx.array | None,
+        seen: tuple[mx.array, ...],
+        frames: tuple[mx.array, ...],
+        seeds: tuple[mx.array, ...],
+        control: tuple[Controls, ...],
+        nucleus: bool,
+    ) -> Iterator[tuple[mx.array, ...]]:
+        """Last rows x [B, H] and what the head says of them, if known → seen, frame, code0, hidden of each."""
+        first, batch = self._first, x.shape[0]
+        hidden = first.hidden(x)
+        logits = first.logits(hidden) if logits is None else logits
+        frame = joined(frames) + 1
+        code, marked = first.choose(logits, joined(seen), frame, joined(seeds), stacked(control), nucleus)
+        return zip(*(apart(part, batch) for part in (marked, frame, code, hidden[:, None])), strict=True)
+
+
+class PlainStep(Step):
+    """Products of all rows at once; attention one by one, over each request's own cache."""
+
+    def __call__(
+        self, states: list[TalkerState], embeddings: list[mx.array], texts: list[mx.array]
+    ) -> list[tuple[TalkerState, mx.array, mx.array]]:
+        rows = [one[:6] for one in states]
+        made = self._traced[states[0].nucleus](rows, embeddings, texts)
+        return [
+            (_after(one, seen, frame)._replace(cache=cache), code, hidden)
+            for one, (cache, seen, frame, code, hidden) in zip(states, made, strict=True)
+        ]
+
+    def _trace(self, nucleus: bool) -> Callable[..., list[Any]]:
+        def step(rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]) -> list[Any]:
+            caches, positions, seen, frames, seeds, control = zip(*rows, strict=True)
+            x = (joined(embeddings) + joined(texts))[:, 0]
+            cos, sin = rotary(joined(positions), self._dim, self._theta)
+            unseen = [
+                bias(mx.arange(cache[0].shape[2]) <= position, x.dtype)[None]
+                for cache, position in zip(caches, positions, strict=True)
+            ]
+            written: list[list[mx.array]] = [[] for _ in rows]
+            for i, layer in enumerate(self._layers):
+                queries, keys_values = layer.project(x, layer.turn(cos, sin), len(rows))
+                heard: list[mx.array] = []
+                for b, (query, new) in enumerate(layer.apart(queries, keys_values)):
+                    now = mx.slice_update(caches[b][i], new, positions[b], axes=(2,))
+                    written[b].append(now)
+                    keys, values = mx.split(now, 2)
+                    heard.append(attention(query, keys, values, unseen[b]))
+                x = layer.finish(x, joined(heard))
+            chosen = self._chosen(x, None, seen, frames, seeds, control, nucleus)
+            return [(now, *out) for now, out in zip(written, chosen, strict=True)]
+
+        return step
+
+
+class KernelStep(Step):
+    """Five kernels a layer for all requests. A batch is filled up to a width that has a trace."""
+
+    alike = True
+
+    def __init__(
+        self, layers: list[Layer], fused: list[FusedLayer], first: CodeZero, dim: int, theta: float
+    ) -> None:
+        super().__init__(layers, first, dim, theta)
+        self._fused, self._head = fused, Rows.of(first.head)
+        self._move = compiled(_moved)
+
+    def __call__(
+        self, states: list[TalkerState], embeddings: list[mx.array], texts: list[mx.array]
+    ) -> list[tuple[TalkerState, mx.array, mx.array]]:
+        states = [self.settled(one) if one.filled - one.cached == RECENT else one for one in states]
+        rows = [(one.cache, one.recent, one.base, *one[1:6]) for one in states]
+        traced = self._traced[states[0].nucleus]
+        made = traced(filled_up(rows), filled_up(embeddings), filled_up(texts))
+        return [
+            (_after(one, seen, frame)._replace(recent=recent), code, hidden)
+            for one, (recent, seen, frame, code, hidden) in zip(states, made, strict=False)
+        ]
+
+    def settled(self, state: TalkerState) -> TalkerState:
+        """With `recent` moved into the cache, which has room for it."""
+        cache = self._move(state.cache, state.recent, state.base)
+        return state._replace(cache=cache, base=state.position, cached=state.filled)
+
+    def _trace(self, nucleus: bool) -> Callable[..., list[Any]]:
+        def step(rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]) -> list[Any]:
+            caches, recent, bases, positions, seen, frames, seeds, control = zip(*rows, strict=True)
+            x = (joined(embeddings) + joined(texts))[:, 0]
+            position, base = joined(positions), joined(bases)
+            cos, sin = rotary(position, self._dim, self._theta)
+            written: list[list[mx.array]] = [[] for _ in rows]
+            for i, layer in enumerate(self._fused):
+                kept = Kept([cache[i] for cache in caches], [some[i] for some in recent])
+                x, new = layer(x, cos, sin, position, base, kept)
+                for b, now in enumerate(new):
+                    written[b].append(now)
+            logits = self._head.normed(x, self._first.norm, self._first.eps, mx.float32)
+            chosen = self._chosen(x, logits, seen, frames, seeds, control, nucleus)
+            return [(now, *out) for now, out in zip(written, chosen, strict=True)]
+
+        return step
+
+
+def _moved(cache: list[mx.array], recent: list[mx.array], base: mx.array) -> list[mx.array]:
+    return [mx.slice_update(old, new, base, axes=(2,)) for old, new in zip(cache, recent, strict=True)]
+
+
+def _after(state: TalkerState, seen: mx.array, frame: mx.array) -> TalkerState:
+    return state._replace(position=state.position + 1, seen=seen, frame=frame, filled=state.filled + 1)
