@@ -96,7 +96,7 @@ def bench(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[str, st
 def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Result:
     """Measure as the command line says. Raises VivavoceError where a side cannot be measured."""
     with ExitStack() as stack:
-        folder, model = stack.enter_context(_folder(args, say))
+        folder, model = stack.enter_context(model_folder(args, say))
         voice = args.voice or checkpoint.voice(folder)
         if voice is None:
             raise VivavoceError(f"{model} has no preset voice: measure a custom-voice model")
@@ -177,7 +177,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 @contextmanager
-def _folder(args: argparse.Namespace, say: Callable[[str], None]) -> Generator[tuple[Path, str]]:
+def model_folder(args: argparse.Namespace, say: Callable[[str], None]) -> Generator[tuple[Path, str]]:
     """(folder that both sides load, what it holds); removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="vivavoce-bench-") as name:
         folder = Path(name) / "model"

@@ -4,7 +4,7 @@ import gc
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from anyio.from_thread import start_blocking_portal
@@ -14,6 +14,9 @@ from ...bus.messages import Speak
 from ...bus.running import Running
 from .. import device
 from .records import About, Pieces, Plan, Run, Waits
+
+if TYPE_CHECKING:
+    from ..speech.qwen3.model import Qwen3TTS
 
 SEED = 1
 
@@ -104,20 +107,27 @@ def _layout(plan: Plan) -> Layout:
     return msgspec.structs.replace(layout, speech=speech)
 
 
-def step_by_step(plan: Plan) -> Pieces:
-    """Every step alone, a barrier behind it, on the calling thread."""
-    import mlx.core as mx
-
+def load_alone(plan: Plan) -> "Qwen3TTS":
+    """The plan's model, warm, on the calling thread."""
     device.setup()
     from ..speech.qwen3.checkpoint import load as load_model
-    from ..speech.qwen3.codec_decoder import to_int16
-    from ..speech.qwen3.prompt import build
-    from .stopwatch import Stopwatch
 
     layout = _layout(plan)
     dtype = None if layout.speech.dtype == "auto" else layout.speech.dtype
     model = load_model(Path(plan.folder), dtype=dtype)
     model.warm_up()
+    return model
+
+
+def step_by_step(plan: Plan) -> Pieces:
+    """Every step alone, a barrier behind it, on the calling thread."""
+    model = load_alone(plan)
+    import mlx.core as mx
+
+    from ..speech.qwen3.codec_decoder import to_int16
+    from ..speech.qwen3.prompt import build
+    from .stopwatch import Stopwatch
+
     talker, predictor, codec, codec_8 = Stopwatch(), Stopwatch(), Stopwatch(), Stopwatch(8)
     prompt = build(model, plan.text, voice=plan.voice, language=None, instructions=None)
     state, code0, hidden = model.talker.start(prompt.prefill, model.sampling, SEED)
