@@ -180,14 +180,14 @@ def _sum(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _prompts(given: str | list[Any]) -> list[str | tuple[int, ...]]:
     """Raises RequestError."""
-    if isinstance(given, str):
-        return [given]
-    if given and all(isinstance(one, int) for one in given):
-        return [tuple(given)]
+    if isinstance(given, str) or (given and all(isinstance(one, int) for one in given)):
+        given = [given]
     if not 1 <= len(given) <= MAX_PROMPTS:
         raise RequestError(f"`prompt` may hold 1 to {MAX_PROMPTS} prompts.", "prompt")
     if any(isinstance(one, int) for one in given):
         raise RequestError("`prompt` mixes tokens with prompts.", "prompt")
+    if not all(given):
+        raise RequestError("`prompt` must not be empty.", "prompt")
     return [one if isinstance(one, str) else tuple(one) for one in given]
 
 

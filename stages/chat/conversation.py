@@ -62,13 +62,27 @@ def compose(model: ChatModel, conversation: Conversation) -> Composed:
         tools=tools,
         forced=bool(forced),
     )
+    _bound(model, text, "messages")
     return Composed(model.template.encode(text), style, grammar)
 
 
 def plain(model: ChatModel, prompt: str | list[int]) -> Composed:
-    """A prompt that is continued as it stands."""
+    """A prompt that is continued as it stands. Raises RequestError."""
+    if isinstance(prompt, str):
+        _bound(model, prompt, "prompt")
     tokens: Any = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     return Composed(list(tokens), Style(decode=model.decode, skip=model.silent))
+
+
+def _bound(model: ChatModel, text: str, param: str) -> None:
+    """Raise RequestError for a text that is too long whatever its tokens are: to find them takes a while."""
+    if len(text) > model.most_letters:
+        raise RequestError(
+            f"The prompt has {len(text)} letters, more than this model's context of {model.context} tokens can"
+            " hold. Shorten it.",
+            param,
+            code="context_length_exceeded",
+        )
 
 
 def _forced(conversation: Conversation, tools: list[Json]) -> list[Json]:

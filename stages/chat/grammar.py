@@ -41,6 +41,10 @@ class GrammarCompiler:
         wrong = LLMatcher.validate_grammar(grammar, self._tokenizer)
         if wrong and not wrong.startswith("WARNING"):
             raise RequestError(f"The JSON schema cannot be used: {wrong}", param)
+        trial = self.matcher(Grammar(grammar))
+        trial.mask()
+        if trial.error:
+            raise RequestError("The JSON schema cannot be used: no answer can begin to fit it.", param)
         return Grammar(grammar)
 
     def calls(self, tools: list[Json]) -> Grammar:
@@ -114,4 +118,4 @@ class Matcher:
     @property
     def error(self) -> str:
         """Why the grammar gave up (it is too complex), or nothing."""
-        return self._matcher.get_error() if self._matcher.is_error() else ""
+        return self._matcher.get_error().split("\n")[0] if self._matcher.is_error() else ""

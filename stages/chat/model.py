@@ -53,6 +53,8 @@ class ChatModel:
         ends = mx.array(sorted(self.turn_ends), mx.uint32)
         self.not_ends = mx.ones((self.vocab,), mx.bool_).at[ends].multiply(False)
         """bool [V], false for the tokens that end a reply."""
+        self.most_letters = self.context * max(map(len, tokenizer.get_vocab()))
+        """No longer text fits into the context."""
         self.template = Template(tokenizer)
         self.call_format: CallFormat = call_format(tokenizer)
         self.think = _think(tokenizer)

@@ -13,13 +13,19 @@ import mlx.core as mx
 
 from ...bus.messages import Sampling
 
+COLDEST = 1e-6
+"""A temperature below which the likeliest token is taken: divided by less, logits leave the range of fp32."""
 OPEN = 2.0
 """A top_p that keeps every token in spite of rounding."""
 
 
+def greedy(sampling: Sampling) -> bool:
+    return sampling.temperature < COLDEST
+
+
 def filters(sampling: Sampling) -> bool:
     """Whether unlikely tokens are left out."""
-    return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0)
+    return not greedy(sampling) and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0)
 
 
 def adjusts(sampling: Sampling) -> bool:
@@ -68,11 +74,11 @@ class Sampler:
     def __init__(self, rows: Sequence[tuple[Sampling, int]]) -> None:
         """Rows are pairs of settings and `key`."""
         settings = [sampling for sampling, _ in rows]
-        self.greedy = all(s.temperature <= 0 for s in settings)
+        self.greedy = all(greedy(s) for s in settings)
         self.filters = any(filters(s) for s in settings)
         self._keys = mx.array([k for _, k in rows], mx.uint32)
-        self._warm = mx.array([s.temperature > 0 for s in settings])[:, None]
-        self._temperature = _column([s.temperature if s.temperature > 0 else 1.0 for s in settings])
+        self._warm = mx.array([not greedy(s) for s in settings])[:, None]
+        self._temperature = _column([1.0 if greedy(s) else s.temperature for s in settings])
         self._top_p = _column([s.top_p if filters(s) and s.top_p < 1 else OPEN for s in settings])
         self._top_k = mx.array([s.top_k if filters(s) and s.top_k > 0 else 2**31 - 1 for s in settings])[
             :, None

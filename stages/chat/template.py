@@ -2,15 +2,24 @@
 
 import json
 import re
+from contextlib import suppress
+from inspect import signature
 from typing import Any
 
+import msgspec
 from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
 
 from ...bus.errors import RequestError
 from .calls import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = ("text", "input_text", "output_text")
+
+NOT_VARIABLES = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {
+    "documents"
+}
+"""Not for callers to set: one's own template could run for ever."""
 
 TOOL_PROMPT = """You can call functions. Their signatures, one JSON object a line, are:
 <tools>
@@ -73,6 +82,8 @@ class Template:
             raise RequestError("This model has no chat template; use /v1/completions.", "model")
         if not messages:
             raise RequestError("messages needs at least one message.", "messages")
+        if refused := NOT_VARIABLES & set(options or {}):
+            raise RequestError(f"{min(refused)} is no variable of the chat template.", "chat_template_kwargs")
         shaped = [_shape(message, f"messages[{index}]") for index, message in enumerate(messages)]
         if tools and not self.takes_tools:
             listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -173,10 +184,9 @@ def _call(call: Any, where: str) -> Json:
         raise RequestError(f"{where}.function needs a name.", where)
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            raise RequestError(f"{where}.function.arguments is not JSON: {error}", where) from error
+        # Those of a call that was cut are no JSON, and stay text.
+        with suppress(ValueError, RecursionError):
+            arguments = msgspec.json.decode(arguments)
     inner = {"name": function["name"], "arguments": arguments}
     return {"type": "function", "id": str(call.get("id") or ""), "function": inner}
 

@@ -261,7 +261,13 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
         400,
         "response_format",
     ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
+        400,
+        "response_format",
+    ),
     ({"response_format": {"type": "json_schema"}}, 400, "response_format"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, 400, "chat_template_kwargs"),
 ]
 
 

@@ -187,6 +187,9 @@ async def test_refusals(chat_http: Any, fields: Any, status: int, kind: str, wor
     assert body["request_id"] == answer.headers["request-id"]
 
 
+NO_PROMPTS: list[Any] = ["", [], [""], [[]], ["a", ""], [99999], [1, "a"]]
+
+
 async def test_completions(chat_http: Any) -> None:
     body = {"model": "tiny", "prompt": ["Once", [1, 2, 3]], "max_tokens": 4, "temperature": 0, "logprobs": 1}
     whole = (await chat_http.post("/v1/completions", json=body)).json()
@@ -203,5 +206,8 @@ async def test_completions(chat_http: Any) -> None:
         assert "".join(one["text"] for one in told) == choice["text"]
         assert told[-1]["finish_reason"] == "length"
     assert chunks[-1]["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
-    for wrong in ({"suffix": "x"}, {"echo": True}, {"best_of": 3}, {"prompt": []}, {"prompt": [[]]}):
-        assert (await chat_http.post("/v1/completions", json={**body, **wrong})).status_code == 400
+    for wrong in ({"suffix": "x"}, {"echo": True}, {"best_of": 3}, *({"prompt": p} for p in NO_PROMPTS)):
+        for stream in (False, True):
+            answer = await chat_http.post("/v1/completions", json={**body, **wrong, "stream": stream})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] in wrong

@@ -11,7 +11,7 @@ from mlx_lm.generate import generate_step
 
 from vivavoce.bus.errors import RequestError, StartError
 from vivavoce.bus.messages import Sampling
-from vivavoce.stages.chat.conversation import Conversation, compose
+from vivavoce.stages.chat.conversation import Conversation, compose, plain
 from vivavoce.stages.chat.engine import Engine, EngineOptions
 from vivavoce.stages.chat.events import Request
 from vivavoce.stages.chat.model import KvOptions, check_draft
@@ -164,6 +164,7 @@ def test_filters_keep_the_likeliest() -> None:
     assert seen(top_p=0.01) == {0}
     assert seen(min_p=0.2) == {0, 1, 2}
     assert seen(temperature=0, top_k=3) == {0}
+    assert seen(temperature=1e-300) == seen(temperature=1e-5) == {0}
 
 
 def test_sampling_follows_the_distribution() -> None:
@@ -332,8 +333,26 @@ def test_a_forced_call_is_valid(tiny_models: Any, run: Any, forced: Any) -> None
     assert any(outcome.reasons == {0: "tool_calls"} for outcome in outcomes.values())
 
 
+def test_a_text_that_no_context_holds_is_not_even_tokenised(
+    tiny_models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_models()
+
+    def encode(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.tokenizer._tokenizer, "encode", encode)
+        text = "x" * 100_000
+        with pytest.raises(RequestError, match="100000 letters"):
+            plain(model, text)
+        with pytest.raises(RequestError) as caught:
+            compose(model, Conversation(messages=[{"role": "user", "content": text}]))
+        assert caught.value.failure.code == "context_length_exceeded"
+
+
 def test_a_wrong_schema_is_refused(tiny_models: Any) -> None:
-    for schema in ({"type": "nonsense"}, {"$ref": "#/nowhere"}):
+    for schema in ({"type": "nonsense"}, {"$ref": "#/nowhere"}, {"$ref": "#"}):
         with pytest.raises(RequestError) as caught:
             compose(tiny_models(), Conversation(messages=[{"role": "user", "content": "x"}], schema=schema))
         assert caught.value.failure.param == "response_format"

@@ -1,5 +1,6 @@
 """Messages of every shape reach the prompt (case O23)."""
 
+import json
 from typing import Any
 
 import pytest
@@ -61,6 +62,24 @@ def test_calls_for_a_template_that_knows_none(template: Any, content: Any) -> No
     assert "weather" in text.split("Rain")[0]
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Os', '{"city": "\\ud800"}', '{"city": ' + "[" * 9999 + "]" * 9999 + "}"]
+)
+def test_arguments_that_are_no_json_stay_text(template: Any, arguments: str) -> None:
+    """Those of a call that was cut, which a client has kept."""
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    text = template().render([CALLED[0], {"role": "assistant", "tool_calls": [call]}, CALLED[2]])
+    assert json.dumps(arguments, ensure_ascii=False) in text
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "add_generation_prompt"])
+def test_what_is_no_variable_of_the_template_is_refused(template: Any, name: str) -> None:
+    with pytest.raises(RequestError, match=name) as caught:
+        template().render(CALLED, options={name: "x"})
+    assert caught.value.failure.param == "chat_template_kwargs"
+    assert template("{{ mood }}").render(CALLED, options={"mood": "glad"}) == "glad"
+
+
 def test_developer_is_system(template: Any) -> None:
     both = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Be kind."}]
     text = template(NATIVE).render([*both, CALLED[0]])
@@ -89,7 +108,6 @@ def test_parts_in_order(template: Any) -> None:
         ({"role": "wizard", "content": "x"}, "messages[0].role"),
         ({"content": "x"}, "messages[0].role"),
         ("x", "messages[0]"),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "arguments"),
         ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0]"),
     ],
 )
