@@ -83,8 +83,13 @@ def _add_chat(kinds: Any, common: argparse.ArgumentParser) -> None:
         choices=("mlx-lm", "mlx-lm-server"),
         help="by turns with its own loop, in-process, or with its server, over HTTP",
     )
-    chat.add_argument("--runs", type=positive, default=5, help="measured runs of each side (default: 5)")
-    chat.add_argument("--tokens", type=positive, default=128, help="decoded in a run (default: 128)")
+    chat.add_argument("--runs", type=positive, default=3, help="measured runs of each side (default: 3)")
+    chat.add_argument(
+        "--tokens",
+        type=positive,
+        default=64,
+        help="decoded in a run, fewer where that takes long (default: 64)",
+    )
     chat.add_argument("--prompt-tokens", type=positive, default=2000, help="for first tokens (default: 2000)")
     chat.add_argument(
         "--json", action="store_true", help="print JSON on standard output, the table on stderr"

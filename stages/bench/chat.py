@@ -1,7 +1,8 @@
 """`vivavoce bench chat`: decoding, first token and several clients, beside mlx-lm's own loop on the same weights.
 
 Everything runs in this process, by turns: our engine, then mlx-lm, then ours again. The end of a reply is out of
-reach, so that each run has the same number of tokens.
+reach, so that each run has the same number of tokens. Ratios are medians of those of each run, so that other work
+on the machine weighs on both sides.
 """
 
 import argparse
@@ -19,6 +20,10 @@ from .. import device
 
 WORDS = "the quick brown fox jumps over a lazy dog and runs on through the wood "
 CLIENTS = (1, 4, 8)
+PHASE_S = 15.0
+"""What decoding may take in a phase at the rate that the warm-up saw; there are fewer tokens if need be."""
+LEAST = 8
+"""Tokens of a warm-up, and of any phase."""
 
 
 class Setting(msgspec.Struct, kw_only=True):
@@ -44,8 +49,13 @@ class ChatResult(Setting, kw_only=True):
     """First token of the next turn of the same conversation."""
     clients: dict[int, float]
     """Tokens per second of so many clients together."""
+    faster: float
+    """Cold through continued."""
     decode_mlx_lm: float | None = None
     ttft_mlx_lm_s: float | None = None
+    decode_ratio: float | None = None
+    """Ours through theirs, as below."""
+    ttft_ratio: float | None = None
 
 
 def bench(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[str, str]:
@@ -60,35 +70,28 @@ def bench(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[str, st
     name, where = split_name(args.model)
     say(f"loading {name}")
     runner = _Runner(load_model(str(find(where))), args)
-    decode: list[float] = []
-    theirs: list[float] = []
-    cold: list[float] = []
-    continued: list[float] = []
-    cold_theirs: list[float] = []
-    runner.ours()  # the first run makes what later ones find
+    say("warming up")
+    rates = [runner.ours(LEAST), *([runner.theirs(LEAST)] if args.against else [])]
+    args.tokens = bounded(args.tokens, min(rates))
+    seen: dict[str, list[float]] = {}
     for run in range(args.runs):
-        say(f"run {run + 1} of {args.runs}")
-        decode.append(runner.ours())
-        if args.against:
-            theirs.append(runner.theirs())
-        first, second = runner.ttft(run)
-        cold.append(first)
-        continued.append(second)
-        if args.against:
-            cold_theirs.append(runner.ttft_theirs(run))
-    say("several clients")
-    result = ChatResult(
-        **setting(name, machine, args),
-        load=_load(),
-        decode=statistics.median(decode),
-        ttft_cold_s=statistics.median(cold),
-        ttft_continued_s=statistics.median(continued),
-        clients={count: runner.ours(count) for count in CLIENTS},
-        decode_mlx_lm=statistics.median(theirs) if theirs else None,
-        ttft_mlx_lm_s=statistics.median(cold_theirs) if cold_theirs else None,
-    )
+        for phase, measure in runner.phases(run).items():
+            say(f"run {run + 1} of {args.runs}: {phase}")
+            for figure, value in measure().items():
+                seen.setdefault(figure, []).append(value)
+    clients: dict[int, float] = {}
+    for count in CLIENTS:
+        say(f"{count} clients")
+        clients[count] = runner.ours(bounded(args.tokens, min(rates) / count), count)
+    middle: dict[str, Any] = {figure: statistics.median(values) for figure, values in seen.items()}
+    result = ChatResult(**setting(name, machine, args), load=_load(), clients=clients, **middle)
     device.release()
     return _table(result), msgspec.json.encode(result).decode()
+
+
+def bounded(tokens: int, rate: float) -> int:
+    """As many of the tokens as a phase has time for at so many a second."""
+    return min(tokens, max(LEAST, int(rate * PHASE_S)))
 
 
 def setting(name: str, machine: device.Device, args: argparse.Namespace) -> dict[str, Any]:
@@ -114,12 +117,30 @@ class _Runner:
 
     def __init__(self, model: Any, args: argparse.Namespace) -> None:
         self._model = model
-        # No token ends a reply: neither for our engine nor for mlx-lm's loop.
-        model.turn_ends = frozenset()
+        self._ends: frozenset[int] = model.turn_ends
+        # No token ends a reply in mlx-lm's loop, nor in our engine where it decodes.
         model.tokenizer.eos_token_ids = set()
-        self._tokens: int = args.tokens
+        self._args = args
         self._words: list[int] = model.tokenizer.encode(WORDS, add_special_tokens=False)
-        self._length: int = args.prompt_tokens
+
+    def phases(self, run: int) -> dict[str, Callable[[], dict[str, float]]]:
+        """What is measured in a run, by name; each gives figures of `ChatResult`."""
+        return {"decoding": self._decoding, "first tokens": lambda: self._first_tokens(run)}
+
+    def _decoding(self) -> dict[str, float]:
+        ours = self.ours(self._args.tokens)
+        if not self._args.against:
+            return {"decode": ours}
+        theirs = self.theirs(self._args.tokens)
+        return {"decode": ours, "decode_mlx_lm": theirs, "decode_ratio": ours / theirs}
+
+    def _first_tokens(self, run: int) -> dict[str, float]:
+        cold, continued = self.ttft(run)
+        figures = {"ttft_cold_s": cold, "ttft_continued_s": continued, "faster": cold / continued}
+        if self._args.against:
+            theirs = self.ttft_theirs(run)
+            figures |= {"ttft_mlx_lm_s": theirs, "ttft_ratio": cold / theirs}
+        return figures
 
     def _engine(self) -> Any:
         from ..chat.engine import Engine, EngineOptions
@@ -139,13 +160,14 @@ class _Runner:
             sampling=Sampling(temperature=0),
         )
 
-    def ours(self, clients: int = 1) -> float:
+    def ours(self, tokens: int, clients: int = 1) -> float:
         """Tokens per second after the first ones."""
         from ..chat.events import Delta
 
+        self._model.turn_ends = frozenset()
         engine = self._engine()
         for n in range(clients):
-            engine.submit(self._request(str(n), self._words, self._tokens))
+            engine.submit(self._request(str(n), self._words, tokens))
         while engine.running < clients or len(engine.rows()) < clients:
             engine.step()
         engine.step()
@@ -154,12 +176,12 @@ class _Runner:
             count += sum(event.tokens for event in engine.step() if isinstance(event, Delta))
         return count / (time.perf_counter() - started)
 
-    def theirs(self) -> float:
+    def theirs(self, tokens: int) -> float:
         """Tokens per second of mlx-lm's loop with its detokeniser, after the first one."""
         from mlx_lm.generate import stream_generate
 
         model = self._model
-        told = stream_generate(model.net, model.tokenizer, self._words, max_tokens=self._tokens)
+        told = stream_generate(model.net, model.tokenizer, self._words, max_tokens=tokens)
         next(told)
         started = time.perf_counter()
         count = sum(1 for _ in told)
@@ -167,14 +189,19 @@ class _Runner:
 
     def _prompt(self, run: int) -> list[int]:
         """Different in every run from the first token on, so that no cache has any of it."""
-        repeated = self._words * (self._length // len(self._words) + 1)
-        return [self._words[run % len(self._words)], *repeated][: self._length]
+        length: int = self._args.prompt_tokens
+        repeated = self._words * (length // len(self._words) + 1)
+        return [self._words[run % len(self._words)], *repeated][:length]
 
     def ttft(self, run: int) -> tuple[float, float]:
-        """Seconds to the first token of a new conversation and of its next turn, of about the same length."""
-        engine, prompt = self._engine(), self._prompt(run)
-        cold = _first(engine, self._request("cold", prompt, 1))
-        return cold, _first(engine, self._request("next", prompt + self._words, 1))
+        """Seconds to the first token of a new conversation, and of its next turn behind a short answer."""
+        self._model.turn_ends = self._ends
+        # As templates have it, something stands between the end of a turn and the answer.
+        end = [*sorted(self._ends)[:1], *self._words[:3]]
+        engine, turn = self._engine(), [*self._prompt(run), *end]
+        cold = _first(engine, self._request("cold", turn, 1))
+        following = [*turn, *self._words, *self._words, *end, *self._words, *end]
+        return cold, _first(engine, self._request("next", following, 1))
 
     def ttft_theirs(self, run: int) -> float:
         from mlx_lm.generate import stream_generate
@@ -197,24 +224,18 @@ def _first(engine: Any, request: Any) -> float:
 def _table(result: ChatResult) -> str:
     theirs = result.decode_mlx_lm is not None
     rows = [["", "vivavoce", *([f"mlx-lm {result.mlx_lm}", "ours ÷ theirs"] if theirs else [])]]
-    decode = ["decode, tokens/s", f"{result.decode:.1f}"]
-    cold = [f"first token, {result.prompt_tokens} new tokens, ms", f"{result.ttft_cold_s * 1e3:.0f}"]
-    if result.decode_mlx_lm is not None and result.ttft_mlx_lm_s is not None:
-        decode += [f"{result.decode_mlx_lm:.1f}", f"{result.decode / result.decode_mlx_lm:.3f}"]
-        cold += [
-            f"{result.ttft_mlx_lm_s * 1e3:.0f}",
-            f"{result.ttft_cold_s / result.ttft_mlx_lm_s:.3f}",
-        ]
-    faster = result.ttft_cold_s / result.ttft_continued_s
-    rows += [
-        decode,
-        cold,
-        [
-            "first token, next turn of it, ms",
-            f"{result.ttft_continued_s * 1e3:.0f} ({faster:.1f} times faster)",
-        ],
-        *[[f"{count} clients, tokens/s together", f"{rate:.1f}"] for count, rate in result.clients.items()],
-    ]
+
+    def add(label: str, mine: str, other: float | None = None, ratio: float | None = None) -> None:
+        rows.append([label, mine, *([] if other is None else [f"{other:.1f}", f"{ratio:.3f}"])])
+
+    add("decode, tokens/s", f"{result.decode:.1f}", result.decode_mlx_lm, result.decode_ratio)
+    cold = result.ttft_mlx_lm_s and result.ttft_mlx_lm_s * 1e3
+    label = f"first token, {result.prompt_tokens} new tokens, ms"
+    add(label, f"{result.ttft_cold_s * 1e3:.1f}", cold, result.ttft_ratio)
+    continued = f"{result.ttft_continued_s * 1e3:.1f} ({result.faster:.1f} times faster)"
+    add("first token, next turn of it, ms", continued)
+    for count, rate in result.clients.items():
+        add(f"{count} clients, tokens/s together", f"{rate:.1f}")
     width = max(len(row[0]) for row in rows)
     lines = ["  ".join([row[0].ljust(width), *(cell.rjust(14) for cell in row[1:])]) for row in rows]
     head = f"{result.model}, {result.tokens} tokens, {result.runs} runs by turns, medians; load {result.load}"

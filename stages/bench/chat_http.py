@@ -24,7 +24,7 @@ import msgspec
 from ...bus.errors import StartError
 from ...configs.models import find, split_name
 from .. import device
-from .chat import CLIENTS, WORDS, Setting, setting
+from .chat import CLIENTS, WORDS, Setting, bounded, setting
 from .table import aligned
 
 OURS = "import sys; from vivavoce.api.cli import main; sys.exit(main())"
@@ -83,12 +83,16 @@ def bench(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[str, st
         servers = [stack.enter_context(Server(ours, "bench"))]
         say("starting mlx-lm's server")
         servers.append(stack.enter_context(Server(theirs, source)))
-        sides = [Runs(server, args) for server in servers]
-        for run in range(-1, args.runs):  # the first one warms up
-            say(f"run {run + 1} of {args.runs}")
+        sides = [
+            Runs(server, args, lambda phase, name=name: say(f"{name}: {phase}"))
+            for server, name in zip(servers, ("vivavoce", "mlx-lm's server"), strict=True)
+        ]
+        rate = min([side.warm_up() for side in sides])
+        for run in range(args.runs):
             for side in sides:
-                side.run(run)
+                side.run(run, rate)
         results = [side.result() for side in sides]
+    args.tokens = bounded(args.tokens, rate)
     result = HttpResult(
         **setting(name, device.setup(), args),
         vivavoce=results[0],
@@ -175,48 +179,60 @@ class Server:
 class Runs:
     """Measures one server."""
 
-    def __init__(self, server: Server, args: argparse.Namespace) -> None:
+    def __init__(self, server: Server, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._server = server
-        self._tokens: int = args.tokens
+        self._say = say
+        self._args = args
         self._long = WORDS * max(1, args.prompt_tokens // len(WORDS.split()))
         self._seen: dict[str, list[float]] = {name: [] for name in ("decode", "cold", "continued", "edited")}
         self._clients: dict[int, list[float]] = {count: [] for count in CLIENTS}
 
-    def run(self, number: int) -> None:
-        """One round; of number -1 nothing is kept."""
-        # Each run has words of its own at the beginning, so that no cache has any of it.
-        cold: Messages = [{"role": "user", "content": f"Text {number}: {self._long}"}]
-        first = self._server.chat(cold, 2)
-        turn = [*cold, {"role": "assistant", "content": first.text}]
-        continued = self._server.chat(
-            [*turn, {"role": "user", "content": "And what does the fox do now?"}], 2
-        )
-        edited = self._server.chat([*turn, {"role": "user", "content": "Who is it that sleeps there?"}], 2)
-        rates = {count: self._together(count, number) for count in CLIENTS}
-        decode = self._server.chat([{"role": "user", "content": f"Story {number}: {WORDS}"}], self._tokens)
-        if number < 0:
-            return
-        for name, value in (
-            ("cold", first.ttft_s),
-            ("continued", continued.ttft_s),
-            ("edited", edited.ttft_s),
-            ("decode", decode.rate),
-        ):
+    def warm_up(self) -> float:
+        """Everything once, briefly; tokens per second of one client."""
+        seen, _ = self._measure("of the warm-up", 0.0)
+        return seen["decode"]
+
+    def run(self, number: int, rate: float) -> None:
+        """One round, of as many tokens as there is time for at that rate."""
+        seen, rates = self._measure(f"of run {number + 1}", rate)
+        for name, value in seen.items():
             self._seen[name].append(value)
         for count, rate in rates.items():
             self._clients[count].append(rate)
 
-    def _together(self, count: int, number: int) -> float:
+    def _measure(self, name: str, rate: float) -> tuple[dict[str, float], dict[int, float]]:
+        """Seconds to first tokens and tokens per second of one client, and of several."""
+        self._say(f"first token {name}")
+        # Each run has words of its own at the beginning, so that no cache has any of it.
+        cold: Messages = [{"role": "user", "content": f"Text {name}: {self._long}"}]
+        first = self._server.chat(cold, 2)
+        turn = [*cold, {"role": "assistant", "content": first.text}]
+        self._say(f"first token of the next turn {name}")
+        continued = self._server.chat(
+            [*turn, {"role": "user", "content": "And what does the fox do now?"}], 2
+        )
+        edited = self._server.chat([*turn, {"role": "user", "content": "Who is it that sleeps there?"}], 2)
+        self._say(f"decoding {name}")
+        story = [{"role": "user", "content": f"Story {name}: {WORDS}"}]
+        decode = self._server.chat(story, bounded(self._args.tokens, rate))
+        rates: dict[int, float] = {}
+        for count in CLIENTS:
+            self._say(f"{count} clients {name}")
+            rates[count] = self._together(count, name, bounded(self._args.tokens, rate / count))
+        firsts = {"cold": first.ttft_s, "continued": continued.ttft_s, "edited": edited.ttft_s}
+        return {**firsts, "decode": decode.rate}, rates
+
+    def _together(self, count: int, name: str, tokens: int) -> float:
         """Tokens per second of so many clients."""
 
         def one(client: int) -> int:
-            words = f"Client {client} of {count}, run {number}: {WORDS}"
-            return self._server.chat([{"role": "user", "content": words}], self._tokens).tokens
+            words = f"Client {client} of {count}, run {name}: {WORDS}"
+            return self._server.chat([{"role": "user", "content": words}], tokens).tokens
 
         begun = time.perf_counter()
         with ThreadPoolExecutor(count) as threads:
-            tokens = sum(threads.map(one, range(count)))
-        return tokens / (time.perf_counter() - begun)
+            made = sum(threads.map(one, range(count)))
+        return made / (time.perf_counter() - begun)
 
     def result(self) -> Side:
         seen = {name: statistics.median(values) for name, values in self._seen.items()}

@@ -15,9 +15,13 @@ async def test_a_round(chat_server: Serving) -> None:
     server.port = chat_server.port
     words = ["bench", "chat", "--model", "m", "--against", "mlx-lm-server", "--tokens", "6"]
     args = parser().parse_args([*words, "--prompt-tokens", "100"])
-    runs = Runs(server, args)
-    for number in (-1, 0):
-        await anyio.to_thread.run_sync(runs.run, number)
+    phases: list[str] = []
+    runs = Runs(server, args, phases.append)
+    rate = await anyio.to_thread.run_sync(runs.warm_up)
+    await anyio.to_thread.run_sync(runs.run, 0, rate)
+    assert [phase for phase in phases if phase.endswith("clients of run 1")] == [
+        f"{count} clients of run 1" for count in (1, 4, 8)
+    ]
     side = runs.result()
     assert min(side.ttft_cold_s, side.ttft_continued_s, side.ttft_edited_s, side.decode) > 0
     assert set(side.clients) == {1, 4, 8}
