@@ -90,8 +90,6 @@ class ChatJob(Job[ChatRequest]):
 
     def __init__(self, edge: "Edge", exchange: Exchange, chat: Chat, route: str) -> None:
         """:raises BusyError: no place, and none to wait for."""
-        request = edge.client.chat(chat)
-        super().__init__(edge, exchange, route, chat.request, request, edge.chat_admission)
         self.chat = chat
         self.created = int(time.time())
         self._queue_s = 0.0
@@ -99,6 +97,9 @@ class ChatJob(Job[ChatRequest]):
         self.accepted: ChatAccepted | None = None
         self.started: ChatStarted | None = None
         self.done: ChatDone | None = None
+        # Last, since it closes the job at once where the client has left already.
+        request = edge.client.chat(chat)
+        super().__init__(edge, exchange, route, chat.request, request, edge.chat_admission)
 
     async def start(self) -> Self:
         """Wait until the request is accepted. May be cancelled and called again.

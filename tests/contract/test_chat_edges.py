@@ -11,6 +11,12 @@ import anyio
 import httpx
 import pytest
 
+from vivavoce.api.chat_job import ChatJob
+from vivavoce.api.edge import Edge
+from vivavoce.api.exchange import Exchange
+from vivavoce.bus.errors import RequestError
+from vivavoce.bus.messages import Chat
+
 ASK = [{"role": "user", "content": "Say hi."}]
 GREEDY: dict[str, Any] = {"model": "tiny", "messages": ASK, "max_tokens": 6, "temperature": 0, "stream": True}
 
@@ -84,6 +90,17 @@ async def test_a_full_queue_says_when_to_come_back(serve_chat: Any) -> None:
             assert answer.status_code == 429
             assert int(answer.headers["Retry-After"]) >= 1
             assert answer.json()["error"]["type"] == kind
+
+
+async def test_a_client_that_left_before_its_job_began(chatting: Any) -> None:
+    edge, exchange = Edge(chatting), Exchange([])
+    exchange.close()
+    job = ChatJob(edge, exchange, Chat(request=exchange.id, model="tiny"), "chat")
+    assert job.over
+    assert job.ending.reason == "cancelled"
+    assert chatting.client.active() == 0
+    with pytest.raises(RequestError):
+        await job.start()
 
 
 async def test_a_key_is_asked_for_in_the_words_of_each_family(serve_chat: Any) -> None:
