@@ -67,8 +67,12 @@ class VoiceFiles:
     def sweep(self) -> None:
         """Forget what is left of voices that are gone."""
         for folder in self._folder.glob(f"*{ENDING}"):
-            if not folder.with_suffix(".voice").exists():
+            try:
+                folder.with_suffix(".voice").stat()
+            except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)
+            except OSError:  # there is no telling whether the voice is gone
+                continue
 
 
 def _read(path: Path) -> bytes | None:

@@ -123,6 +123,26 @@ def test_what_cannot_be_read_or_removed_is_only_no_file(
         store.files.keep("Ada", "codec-1", b"one")
 
 
+def test_files_of_a_voice_that_cannot_be_looked_at_are_not_swept(
+    store: VoiceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.files.keep("Ada", "codec-1", b"one")
+    look = os.stat
+
+    def denied(path: Path, **how: bool) -> os.stat_result:
+        if str(path).endswith(".voice"):
+            raise PermissionError(13, "Permission denied")
+        return look(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", denied)
+        store.files.sweep()
+    assert store.files.has("Ada", "codec-1")
+    (store.folder / "ada.voice").unlink()
+    store.files.sweep()
+    assert not store.files.has("Ada", "codec-1")
+
+
 def test_a_link_to_nowhere_does_not_stop_files_from_being_kept(
     store: VoiceStore, caplog: pytest.LogCaptureFixture
 ) -> None:
