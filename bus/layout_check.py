@@ -9,8 +9,14 @@ from .layout import Layout
 from .messages import FAMILIES, LINKS
 from .schedule import FRAME_S
 
-TCP = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
+TCP = re.compile(r"tcp://(?:\[[0-9a-fA-F:]+\]|[\w.-]+):(\d{1,5})")
 STAGES = ("api", *(stage for family in FAMILIES.values() for stage in family))
+
+
+def is_tcp(address: str) -> bool:
+    """Whether it is tcp://HOST:PORT, of a port that there can be."""
+    found = TCP.fullmatch(address)
+    return found is not None and 0 < int(found[1]) < 1 << 16
 
 
 def find_problem(layout: Layout) -> str | None:
@@ -107,8 +113,8 @@ def _network(layout: Layout) -> Iterator[str]:
     }
     given = {key: address for key, address in addresses.items() if address is not None}
     for key, address in given.items():
-        if not TCP.fullmatch(address):
-            yield f"{key}: {address!r} is no address; allowed: tcp://HOST:PORT"
+        if not is_tcp(address):
+            yield f"{key}: {address!r} is no address; allowed: tcp://HOST:PORT, PORT up to 65535"
         if layout.keys is None:
             yield f"{key}: {address} would be open to all; make `keys` with `vivavoce keys` and name their file"
     if len(set(given.values())) < len(given):

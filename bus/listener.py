@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from . import keys, run_folder
 from .errors import VivavoceError
-from .layout_check import STAGES, TCP
+from .layout_check import STAGES, is_tcp
 from .tap import KINDS, SCHEMA, Envelope, Tapped
 
 SOCKET = "tap"
@@ -92,7 +92,7 @@ class _Ears:
             if name not in STAGES:
                 raise TapError(f"no stage {name!r} sends anything; use {', '.join(STAGES)}")
         self.address = address or find()
-        if not (self.address.startswith("ipc://") or TCP.fullmatch(self.address)):
+        if not (self.address.startswith("ipc://") or is_tcp(self.address)):
             raise TapError(
                 f"{self.address!r} is no tap's address: give ipc://PATH or tcp://HOST:PORT, or none for the one "
                 "server of yours that runs here"

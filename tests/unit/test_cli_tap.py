@@ -145,7 +145,10 @@ def test_an_address_without_a_server_is_one_sentence(
     assert "no server at ipc://" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8123", "http://127.0.0.1:8123", "tcp://127.0.0.1"])
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:8123", "http://127.0.0.1:8123", "tcp://127.0.0.1", "tcp://box:99999", "tcp://box:0"],
+)
 def test_what_is_no_address_is_told_what_one_looks_like(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
