@@ -7,13 +7,18 @@ OTEL_EXPORTER_OTLP_TRACES_ENDPOINT). A caller's `traceparent` is the parent of i
 import importlib.metadata
 import logging
 import os
+import threading
 from typing import Any
+
+import anyio
 
 from ..bus.messages import Ending
 from .exchange import AsgiApp, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
+FAREWELL_S = 2.0
+"""For the last spans to be taken when the server ends."""
 TARGETS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -41,12 +46,20 @@ class Tracing:
         version = importlib.metadata.version("vivavoce")
         name = os.environ.get("OTEL_SERVICE_NAME", "vivavoce")
         provider = TracerProvider(
-            resource=Resource.create({"service.name": name, "service.version": version})
+            resource=Resource.create({"service.name": name, "service.version": version}),
+            shutdown_on_exit=False,  # it would wait for a collector that does not answer; see `close`
         )
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._shut_down = provider.shutdown
         self._trace = trace
         self._tracer = provider.get_tracer("vivavoce", version)
         self._parent = TraceContextTextMapPropagator().extract
+
+    async def close(self) -> None:
+        """Send what is left. A collector that does not take it in time holds nothing up."""
+        sending = threading.Thread(target=self._shut_down, daemon=True)
+        sending.start()
+        await anyio.to_thread.run_sync(sending.join, FAREWELL_S)
 
     def around(self, app: AsgiApp) -> AsgiApp:
         """The app, with a span around each request."""

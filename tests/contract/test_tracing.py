@@ -108,5 +108,31 @@ async def test_chat_is_a_stage(
     assert attributes(spans["chat"])["vivavoce.busy_s"] > 0
 
 
+async def test_a_collector_that_does_not_answer_holds_up_no_end(
+    serve_with: Callable[..., AbstractAsyncContextManager[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the connection and says nothing; the exporter itself would wait for a minute."""
+    asked = anyio.Event()
+
+    async def keep(stream: SocketStream) -> None:
+        asked.set()
+        async with stream:
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(tracing, "FAREWELL_S", 0.05)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, keep)
+            with anyio.fail_after(20):
+                async with serve_with() as server, httpx.AsyncClient(base_url=server.url) as http:
+                    await http.get("/v1/models")
+                    await asked.wait()
+            tasks.cancel_scope.cancel()
+
+
 def test_without_a_target_nothing_is_made() -> None:
     assert tracing.start() is None
