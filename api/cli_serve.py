@@ -69,15 +69,13 @@ def run(args: argparse.Namespace) -> int:
         for hint in running.hints:
             print(f"Faster: {hint}", file=sys.stderr)
 
-    async def main() -> bool:
+    async def main() -> int:
         return await serve(layout, notify=line.notice, listening=listening)
 
     try:
-        if not anyio.run(main):
-            raise KeyboardInterrupt
+        return anyio.run(main)
     finally:
         line.clear()
-    return 0
 
 
 def configured(args: argparse.Namespace) -> "Layout":

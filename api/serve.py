@@ -36,10 +36,10 @@ async def serve(
     *,
     notify: Callable[[Notice], None] = lambda _: None,
     listening: Callable[[str, Running], None] = lambda _url, _running: None,
-) -> bool:
+) -> int:
     """Load the layout and serve until SIGINT or SIGTERM; a second signal ends it at once.
 
-    False where SIGINT ended it before it served.
+    Returns the exit status: 0, or 128 and the signal's number where it came before anything was served.
 
     :param notify: is told the steps of loading.
     :param listening: is told the address once requests are taken.
@@ -53,7 +53,7 @@ async def serve(
             async with Running(layout, notify) as running:
                 signals.loaded = True
                 await serve_running(running, bound, stop, listening=lambda url: listening(url, running))
-        return not signals.interrupted
+        return signals.status
     finally:
         bound.close()
 
@@ -87,6 +87,8 @@ async def serve_running(
         listening(url)
         with suppress(asyncio.InvalidStateError):  # what Hypercorn makes of being cancelled while it closes
             await hypercorn_serve(cast(Any, app), config, shutdown_trigger=stopped)
+    if edge.tracing is not None:
+        await edge.tracing.close()
 
 
 async def _drain(edge: Edge, seconds: float) -> None:
@@ -133,7 +135,8 @@ class _Signals:
     def __init__(self, stop: anyio.Event, everything: anyio.CancelScope) -> None:
         self._stop = stop
         self._everything = everything
-        self.loaded = self.interrupted = False
+        self.loaded = False
+        self.status = 0
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -145,7 +148,8 @@ class _Signals:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def _received(self, number: int) -> None:
-        self.interrupted |= number == signal.SIGINT and not self.loaded
+        if not self.loaded and not self.status:
+            self.status = 128 + number
         if self._stop.is_set():
             log.warning("Stopped by a second signal: what was open is broken off.")
         if self._stop.is_set() or not self.loaded:
