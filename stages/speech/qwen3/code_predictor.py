@@ -12,7 +12,7 @@ import mlx.core as mx
 from ...device import compiled
 from . import kernels
 from .config import ModelConfig
-from .kernels import Kept, Rows, filled_up
+from .kernels import RECENT, Kept, Rows, filled_up
 from .layers import Layer, Turn
 from .ops import CAUSAL, apart, joined, rms_norm, rotary
 from .sampling import Controls, Sampling, controls, noise
@@ -66,7 +66,7 @@ class CodePredictor:
                 (cos[i : i + 1], sin[i : i + 1], mx.array([i], mx.int32)) for i in range(self._groups)
             ]
             self._none = mx.zeros((2, self._shape[0], 1, self._shape[2]), self._dtype)
-            self._blank = mx.zeros((2, *self._shape), self._dtype)
+            self._blank = mx.zeros((2, self._shape[0], RECENT, self._shape[2]), self._dtype)
             mx.eval(self._at, self._none, self._blank)
         mx.eval(self._turns)
         framer = self._kernel_framer if self._fused else self._framer

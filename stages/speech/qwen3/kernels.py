@@ -22,12 +22,31 @@ from .sampling import Controls, Sampling
 from .weights import Linear, Stacked
 
 WIDTHS = (1, 2, 4, 8)
-"""Rows that a product has a kernel for; a batch is filled up to the next of them."""
+"""Requests that a step has a trace for; a batch is filled up to the next of them."""
 RECENT = 32
-"""Positions that `attend` writes before they are moved into the cache: a kernel cannot write in place."""
+"""Positions written before they are moved into the cache: a kernel cannot write in place."""
+CHOICES = 4096
+"""Ids that `choose` can choose from."""
 _FOLDER = Path(__file__).parent / "cuda"
 _WARPS = 4
 _ATTENTION_WARPS = 16
+_PRODUCT = "product<T, O>(x, w, other, out, x_shape[0], w_shape[0], x_shape[1]);"
+_ATTENTION = """
+const int b = blockIdx.x / KV_HEADS, head = blockIdx.x % KV_HEADS;
+const T *old = nullptr, *recent = nullptr;
+T* out = nullptr;
+int room = 0;
+{select}
+attend<T, HEADS, KV_HEADS, D, RECENT, WARPS>(
+    qkv + b * (HEADS + 2 * KV_HEADS) * D, norm, cos + min(b, cos_shape[0] - 1) * D / 2,
+    sin + min(b, sin_shape[0] - 1) * D + D / 2, position[min(b, position_shape[0] - 1)],
+    base[min(b, base_shape[0] - 1)], head, old, room, recent, out, heard + b * HEADS * D);
+"""
+_SELECT = "if (b == {b}) {{ old = cache{b}; recent = recent{b}; out = out{b}; room = cache{b}_shape[2]; }}"
+_CHOICE = """
+const int b = blockIdx.x, V = logits_shape[1], c = min(b, rank_shape[0] - 1);
+choose(logits + b * V, drawn + b * V, V, V - rank[c], top_p[c], temperature[c], code + b);
+"""
 
 Item = TypeVar("Item")
 
@@ -58,21 +77,18 @@ def width(count: int) -> int:
 
 
 @cache
-def _source(name: str) -> str:
-    return (_FOLDER / name).read_text()
-
-
-@cache
 def _kernel(
-    name: str, file: str, inputs: tuple[str, ...], outputs: tuple[str, ...], *defined: str, select: str = ""
+    name: str, file: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str, *defined: str
 ) -> Any:
+    """Each is compiled when it first runs, which takes seconds: so there are few, for all numbers of rows."""
     defines = "".join(f"#define {one}\n" for one in defined)
+    parts = [(_FOLDER / part).read_text() for part in ("common.cuh", file)]
     return mx.fast.cuda_kernel(
         name=name,
         input_names=list(inputs),
         output_names=list(outputs),
-        source=_source(file).replace("SELECT", select),
-        header=defines + _source("common.cuh"),
+        source=body,
+        header=defines + "".join(parts),
     )
 
 
@@ -95,37 +111,37 @@ class Rows(NamedTuple):
         """The layer of rms_norm(x) for rows x [B, in]: [B, out]."""
         if self.matrix is None:
             return self.layer(rms_norm(x, norm, eps)).astype(dtype or x.dtype)
-        kernel = _kernel("normed", "product.cu", ("x", "w", "norm"), ("out",), f"EPS {eps!r}f")
-        return _product(kernel, x, self.matrix, norm, self.matrix.shape[0], dtype or x.dtype)
+        columns = self.matrix.shape[0]
+        return _product("normed", x, self.matrix, norm, columns, dtype or x.dtype, f"EPS {eps!r}f")
 
     def gated(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
         """silu(gate) * up of rms_norm(x), gate and up being the halves of the layer: [B, out / 2]."""
         if self.matrix is None:
             gate, up = mx.split(self.layer(rms_norm(x, norm, eps)), 2, axis=1)
             return silu(gate) * up
-        kernel = _kernel("gated", "product.cu", ("x", "w", "norm"), ("out",), "GATED", f"EPS {eps!r}f")
-        return _product(kernel, x, self.matrix, norm, self.matrix.shape[0] // 2, x.dtype)
+        columns = self.matrix.shape[0] // 2
+        return _product("gated", x, self.matrix, norm, columns, x.dtype, "GATED", f"EPS {eps!r}f")
 
     def added(self, residual: mx.array, x: mx.array) -> mx.array:
         """residual [B, out] + the layer of x."""
         if self.matrix is None:
             assert isinstance(self.layer, Linear)
             return self.layer.add(residual, x)
-        kernel = _kernel("added", "product.cu", ("x", "w", "residual"), ("out",), "ADDED")
-        return _product(kernel, x, self.matrix, residual, self.matrix.shape[0], x.dtype)
+        return _product("added", x, self.matrix, residual, self.matrix.shape[0], x.dtype, "ADDED")
 
 
 def _product(
-    kernel: Any, x: mx.array, matrix: mx.array, other: mx.array, columns: int, dtype: mx.Dtype
+    name: str, x: mx.array, matrix: mx.array, other: mx.array, columns: int, dtype: mx.Dtype, *defined: str
 ) -> mx.array:
-    warps = -(-matrix.shape[0] // (2 * _WARPS)) * _WARPS
+    blocks = -(-matrix.shape[0] // (2 * _WARPS))
+    kernel = _kernel(name, "product.cuh", ("x", "w", "other"), ("out",), _PRODUCT, *defined)
     return kernel(
         inputs=[x, matrix, other],
         output_shapes=[(x.shape[0], columns)],
         output_dtypes=[dtype],
-        grid=(32 * warps, 1, 1),
+        grid=(32 * _WARPS * blocks, 1, 1),
         threadgroup=(32 * _WARPS, 1, 1),
-        template=[("T", x.dtype), ("O", dtype), ("ROWS", width(x.shape[0]))],
+        template=[("T", x.dtype), ("O", dtype)],
     )[0]
 
 
@@ -173,24 +189,25 @@ class FusedLayer(NamedTuple):
         self, qkv: mx.array, cos: mx.array, sin: mx.array, position: mx.array, base: mx.array, kept: Kept
     ) -> tuple[mx.array, list[mx.array]]:
         layer, batch = self.layer, len(kept.caches)
-        each = range(batch)
+        # One kernel for a request alone, one for all larger batches, filled up with arrays that it does not touch.
+        missing = 0 if batch == 1 else WIDTHS[-1] - batch
+        each = range(batch + missing)
         caches, recents, outs = ([f"{name}{b}" for b in each] for name in ("cache", "recent", "out"))
-        select = "".join(
-            f"if (b == {b}) {{ old = cache{b}; recent = recent{b}; out = out{b}; room = cache{b}_shape[2]; }} "
-            for b in each
-        )
+        select = "\n".join(_SELECT.format(b=b) for b in each)
         kernel = _kernel(
-            f"attention_{batch}",
-            "attention.cu",
+            f"attention_{len(each)}",
+            "attention.cuh",
             ("qkv", "norm", "cos", "sin", "position", "base", *caches, *recents),
-            ("heard_out", *outs),
+            ("heard", *outs),
+            _ATTENTION.format(select=select),
             f"EPS {layer.eps!r}f",
-            select=select,
         )
+        old, new = (part + part[-1:] * missing for part in (kept.caches, kept.recent))
+        shapes = [part.shape for part in kept.recent] + [(1,)] * missing
         heard, *recent = kernel(
-            inputs=[qkv, self.head_norm, cos, sin, position, base, *kept.caches, *kept.recent],
-            output_shapes=[(batch, layer.heads * layer.head_dim), *(part.shape for part in kept.recent)],
-            output_dtypes=[qkv.dtype] * (1 + batch),
+            inputs=[qkv, self.head_norm, cos, sin, position, base, *old, *new],
+            output_shapes=[(batch, layer.heads * layer.head_dim), *shapes],
+            output_dtypes=[qkv.dtype] * (1 + len(each)),
             grid=(batch * layer.kv_heads * _ATTENTION_WARPS * 32, 1, 1),
             threadgroup=(_ATTENTION_WARPS * 32, 1, 1),
             template=[
@@ -202,22 +219,20 @@ class FusedLayer(NamedTuple):
                 ("WARPS", _ATTENTION_WARPS),
             ],
         )
-        return heard, recent
+        return heard, recent[:batch]
 
 
 def choose(logits: mx.array, drawn: mx.array, control: Controls, nucleus: bool) -> mx.array:
     """`sampling.choose`, as one kernel where kernels serve."""
-    if not serve():
+    if not serve() or logits.shape[1] > CHOICES:
         return sampling.choose(logits, drawn, control, nucleus)
-    batch, vocabulary = logits.shape
-    names = "logits", "drawn", "rank", "top_p", "temperature"
-    return _kernel("choice", "choice.cu", names, ("code",))(
+    batch, names = logits.shape[0], ("logits", "drawn", "rank", "top_p", "temperature")
+    return _kernel("choice", "choice.cuh", names, ("code",), _CHOICE)(
         inputs=[logits, drawn, control.rank, control.top_p, control.temperature],
         output_shapes=[(batch, 1)],
         output_dtypes=[mx.int32],
         grid=(1024 * batch, 1, 1),
         threadgroup=(1024, 1, 1),
-        template=[("EACH", -(-vocabulary // 1024))],
     )[0]
 
 

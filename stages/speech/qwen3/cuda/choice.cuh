@@ -1,20 +1,21 @@
-// One block for a row of logits: top-k, top-p and the largest sum with the noise. Body of a kernel.
-// Top-k keeps from the largest value on that `kept` logits reach, found bit by bit; top-p from the largest value on below
-// which lies no more than 1 - p of the probability, likewise.
-  const int V = logits_shape[1], b = blockIdx.x, kept = V - rank[min(b, rank_shape[0] - 1)];
+namespace mlx::core::cu {
+// One block of 1,024 threads for a row of V <= 4,096 logits: top-k, top-p and the largest sum with the noise.
+// Top-k keeps from the largest value on that `kept` logits reach, found bit by bit; top-p from the largest value on
+// below which lies no more than 1 - p of the probability, likewise.
+__device__ void choose(const float* logits, const float* drawn, int V, int kept, float p, float temperature, int* code) {
+  constexpr int EACH = 4;
   float value[EACH];
   unsigned key[EACH], least = 0;
   for (int i = 0; i < EACH; ++i) {
     const int at = threadIdx.x + i * 1024;
-    value[i] = at < V ? logits[size_t(b) * V + at] : -INFINITY;
+    value[i] = at < V ? logits[at] : -INFINITY;
     key[i] = at < V ? ordered(value[i]) : 0;
   }
   for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
     int reached = 0;
-    for (int i = 0; i < EACH; ++i) reached += __syncthreads_count(key[i] >= (least | bit));
+    for (int i = 0; i < EACH && i * 1024 < V; ++i) reached += __syncthreads_count(key[i] >= (least | bit));
     if (reached >= kept) least |= bit;
   }
-  const float p = top_p[min(b, top_p_shape[0] - 1)];
   if (p < 1) {
     unsigned top = 0;
     for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
@@ -22,10 +23,9 @@
       for (int i = 0; i < EACH; ++i) reached |= __syncthreads_or(key[i] >= (top | bit));
       if (reached) top |= bit;
     }
-    const float warmth = temperature[min(b, temperature_shape[0] - 1)];
     float share[EACH], whole = 0;
     for (int i = 0; i < EACH; ++i) {
-      share[i] = key[i] < least ? 0 : expf((value[i] - unordered(top)) / warmth);
+      share[i] = key[i] < least ? 0 : expf((value[i] - unordered(top)) / temperature);
       whole += share[i];
     }
     const float dropped = (1 - p) * block_sum(whole);
@@ -42,7 +42,7 @@
   for (int i = 0; i < EACH; ++i) {
     const int at = threadIdx.x + i * 1024;
     if (at < V) {
-      const float sum = value[i] < floor ? -INFINITY : value[i] + drawn[size_t(b) * V + at];
+      const float sum = value[i] < floor ? -INFINITY : value[i] + drawn[at];
       // + 0.0f makes one of the two zeros: they are equal, and the first of equals is chosen.
       const unsigned long long found = (unsigned long long)(ordered(sum + 0.0f)) << 32 | (0xffffffffu - at);
       best = found > best ? found : best;
@@ -57,5 +57,7 @@
   __syncthreads();
   if (threadIdx.x == 0) {
     for (int i = 1; i < 32; ++i) best = bests[i] > best ? bests[i] : best;
-    code[b] = int(0xffffffffu - unsigned(best));
+    *code = int(0xffffffffu - unsigned(best));
   }
+}
+}

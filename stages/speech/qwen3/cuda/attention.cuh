@@ -1,20 +1,17 @@
-// One block for a request and a key head: norms and rotation of its G query heads and its key, then attention over all
-// positions up to this one, those from `base` on in `recent`, which is copied with the new position. Body of a kernel.
+namespace mlx::core::cu {
+// One block of WARPS warps for one key head of one request: norms and rotation of its G query heads and its key in row
+// qkv, then attention over the positions up to `here`. Those up to `begin` are in `old` [2, KV_HEADS, room, D], the
+// others in `recent` [2, KV_HEADS, RECENT, D], which is copied to `out` with this position. norm [2, D], cosine, sine [D / 2].
+template <typename T, int HEADS, int KV_HEADS, int D, int RECENT, int WARPS>
+__device__ void attend(
+    const T* qkv, const float* norm, const float* cosine, const float* sine, int here, int begin, int head,
+    const T* old, size_t room, const T* recent, T* out, T* heard_by) {
   constexpr int G = HEADS / KV_HEADS, E = D / 32, HALF = D / 2, AHEAD = 4;
-  const int b = blockIdx.x / KV_HEADS, head = blockIdx.x % KV_HEADS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const T* old = nullptr;
-  const T* recent = nullptr;
-  T* out = nullptr;
-  size_t room = 0;
-  SELECT  // the arrays of request b
-  const int here = position[min(b, position_shape[0] - 1)], begin = base[min(b, base_shape[0] - 1)];
-  const float* cosine = cos + size_t(min(b, cos_shape[0] - 1)) * HALF;
-  const float* sine = sin + size_t(min(b, sin_shape[0] - 1)) * 2 * HALF + HALF;
   __shared__ float fresh[G + 2][D];
   for (int h = warp; h < G + 2; h += WARPS) {
     const int row = h < G ? head * G + h : HEADS + (h - G) * KV_HEADS + head;
-    const T* from = qkv + (size_t(b) * (HEADS + 2 * KV_HEADS) + row) * D;
+    const T* from = qkv + size_t(row) * D;
     float x[E];
     float square = 0;
     for (int e = 0; e < E; ++e) { x[e] = float(from[lane + 32 * e]); square += x[e] * x[e]; }
@@ -93,5 +90,7 @@
       whole += totals[w][g] * share;
       value += parts[w][g][d] * share;
     }
-    heard_out[(size_t(b) * HEADS + head * G + g) * D + d] = T(value / whole);
+    heard_by[(head * G + g) * D + d] = T(value / whole);
   }
+}
+}

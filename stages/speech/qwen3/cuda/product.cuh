@@ -1,7 +1,10 @@
-// x [rows, K], w [N, K] → one warp sums two rows of w over all rows of x. Body of a kernel.
-// Normed: w rms_norm(x), out [rows, N]. GATED: silu(gate) * up of its halves, out [rows, N / 2]. ADDED: residual + w x.
+namespace mlx::core::cu {
+// One warp sums two rows of w [N, K] over all rows of x [rows, K], rows <= ROWS; other is the norm's weight [K].
+// Out [rows, N] is w rms_norm(x); GATED: [rows, N / 2], silu(gate) * up of its halves; ADDED: other [rows, N] + w x.
+template <typename T, typename O, int ROWS>
+__device__ void product_of(const T* x, const T* w, const T* other, O* out, int rows, int N, int K) {
   constexpr int V = 16 / sizeof(T);
-  const int K = x_shape[1], N = w_shape[0], rows = x_shape[0], lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32;
   const int pair = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (2 * pair >= N) return;
 #ifdef GATED
@@ -20,7 +23,7 @@
     #pragma unroll
     for (int j = 0; j < V; ++j) { f_one[j] = float(m_one.at[j]); f_two[j] = float(m_two.at[j]); }
 #else
-    auto g = load<V>(norm + k);
+    auto g = load<V>(other + k);
     #pragma unroll
     for (int j = 0; j < V; ++j) {
       f_one[j] = float(m_one.at[j]) * float(g.at[j]);
@@ -55,8 +58,8 @@
         out[size_t(b) * (N / 2) + one] = O(y_one / (1 + expf(-y_one)) * y_two);
 #elif defined(ADDED)
         const size_t at = size_t(b) * N + one;
-        out[at] = O(float(residual[at]) + y_one);
-        out[at + 1] = O(float(residual[at + 1]) + y_two);
+        out[at] = O(float(other[at]) + y_one);
+        out[at + 1] = O(float(other[at + 1]) + y_two);
 #else
         out[size_t(b) * N + one] = O(y_one);
         out[size_t(b) * N + two] = O(y_two);
@@ -64,3 +67,13 @@
       }
     }
   }
+}
+
+template <typename T, typename O>
+__device__ void product(const T* x, const T* w, const T* other, O* out, int rows, int N, int K) {
+  if (rows == 1) product_of<T, O, 1>(x, w, other, out, rows, N, K);
+  else if (rows == 2) product_of<T, O, 2>(x, w, other, out, rows, N, K);
+  else if (rows <= 4) product_of<T, O, 4>(x, w, other, out, rows, N, K);
+  else product_of<T, O, 8>(x, w, other, out, rows, N, K);
+}
+}
