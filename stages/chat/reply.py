@@ -69,11 +69,11 @@ class Reply:
         """Hand out what was held back; `cut` says that the limit ended the reply."""
         if self.stopped is not None:
             return Piece()
-        rest = self._read([*self._sections.push(self._tokens.flush()), *self._sections.flush()])
-        held = Piece(text=self._stops.flush())
+        pieces = [self._read([*self._sections.push(self._tokens.flush()), *self._sections.flush()])]
         # A call that was cut stays as it is; text that only looked like one is told.
-        ended = not cut or (self._bare and not self._calls.begun)
-        return _join([rest, held, self._close("")] if self._calls.busy and ended else [rest, held])
+        if self._calls.busy and (not cut or (self._bare and not self._calls.begun)):
+            pieces.append(self._close(""))
+        return _join([*pieces, Piece(text=self._stops.flush())])
 
     @property
     def _bare(self) -> bool:
@@ -111,7 +111,8 @@ class Reply:
         """The end of a body of calls, before the marker `end`; what is no call is content, with its markers."""
         parts, text = self._calls.close()
         self._fresh = True
-        return Piece(text and self._calls.form.start + text + end, calls=tuple(parts))
+        text = text and self._calls.form.start + text + end
+        return Piece(self._stops.push(text), calls=tuple(parts))
 
 
 def _sections(style: Style) -> Sections:

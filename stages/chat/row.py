@@ -110,6 +110,8 @@ class Row:
         delta = self._delta(whole, logprob)
         if reason == "stop" and self._called:
             reason = "tool_calls"
+        if reason == "length" and self._reply.stopped is not None:
+            reason = "stop"
         self.over = True
         return [
             delta,

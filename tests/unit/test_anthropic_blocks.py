@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivavoce.api.messages import Blocks, Event
@@ -59,6 +59,7 @@ def in_order(events: list[Event]) -> list[str]:
 KINDS = ("text", "reasoning", "calls", "pieces", "both", "nothing")
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(KINDS), max_size=12), st.sampled_from([None, 1]))
 def test_any_order_is_numbered_and_closed(given_kinds: list[str], calls: int | None) -> None:
     blocks = Blocks(calls)

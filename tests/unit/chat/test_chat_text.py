@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivavoce.stages.chat.calls import (
@@ -81,6 +81,7 @@ def test_a_character_cut_at_the_end_is_one_hole(codec: Any, cut: int) -> None:
     assert text == "ok \ufffd"
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=30))
 def test_any_text_comes_back(codec: Any, text: str) -> None:
     encode, decode = codec
@@ -111,6 +112,7 @@ def test_stop_strings(stops: list[str], shown: str, found: str | None) -> None:
 words = st.text(alphabet="ab", min_size=0, max_size=5)
 
 
+@settings(deadline=None)
 @given(text=st.text(alphabet="ab", max_size=20), stops=st.lists(words, max_size=3))
 def test_stop_by_letter_equals_stop_by_whole(text: str, stops: list[str]) -> None:
     whole, letters = StopMatcher(stops), StopMatcher(stops)
@@ -275,6 +277,7 @@ FRAGMENTS = (
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=12), st.sampled_from([HERMES, MISTRAL]), st.data())
 def test_any_cut_tells_the_same(fragments: list[str], form: CallFormat, data: st.DataObject) -> None:
     text = "".join(fragments)
@@ -292,6 +295,18 @@ def test_what_is_no_call_is_content(codec: Any) -> None:
     assert read(Reply(Style(decode)), encode(said)).text == said
 
 
+def test_stop_strings_are_found_in_what_is_no_call(codec: Any) -> None:
+    encode, decode = codec
+    for cut in (True, False):
+        reply = Reply(Style(decode, calls=LLAMA), ("stop",))
+        assert read(reply, encode('{"a": "stop it"}'), cut).text == '{"a": "'
+        assert reply.stopped == "stop"
+    reply = Reply(Style(decode, calls=HERMES), ("nothing",))
+    assert read(reply, encode("<tool_call>noth</tool_call>ing")).text == "<tool_call>noth</tool_call>ing"
+    reply = Reply(Style(decode, calls=HERMES), ("city",))
+    assert whole(read(reply, encode('<tool_call>{"name": "f", "arguments": {"city": 1}}</tool_call>')))
+
+
 def test_values_that_json_does_not_have_are_no_call(codec: Any) -> None:
     encode, decode = codec
 
@@ -304,6 +319,7 @@ def test_values_that_json_does_not_have_are_no_call(codec: Any) -> None:
         assert read(Reply(Style(decode, calls=form)), encode(said)) == Piece(said)
 
 
+@settings(deadline=None)
 @given(body=st.text(max_size=40))
 def test_parsers_raise_nothing_but_value_error(body: str) -> None:
     for parse in (parse_json, parse_named):
