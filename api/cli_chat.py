@@ -160,6 +160,8 @@ async def _converse(
 ) -> None:
     import anyio.to_thread
 
+    from ..bus.errors import RequestError
+
     model = next(model for model in running.models if model.family == "chat")
     if sys.stdin.isatty():
         print(f"{model.name} ({model.size}). {COMMANDS}.", file=sys.stderr)
@@ -175,11 +177,19 @@ async def _converse(
             count += 1
             messages.append({"role": "user", "content": text})
             chat = _request(args, model.name, messages, f"chat-{count}")
-            if speech is None:
-                answer = await _write(running, chat)
+            try:
+                if speech is None:
+                    answer = await _write(running, chat)
+                else:
+                    answer = await _speak(args, running, chat, speech, speakers, count)
+            except RequestError as error:
+                # Such as a context that is full: the conversation stays as it was, and /new is left.
+                if error.failure.status >= 500 or not sys.stdin.isatty():
+                    raise
+                print(error, file=sys.stderr)
+                messages.pop()
             else:
-                answer = await _speak(args, running, chat, speech, speakers, count)
-            messages.append({"role": "assistant", "content": answer})
+                messages.append({"role": "assistant", "content": answer})
 
 
 def _ask() -> str | None:

@@ -38,6 +38,25 @@ def test_an_unknown_command_is_no_turn(
     assert all("/new" in line and "/exit" in line for line in errors)
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_turn_that_is_refused_is_left_out(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["chat", "--model", str(tiny_folder), "--max-tokens", "1", "--temperature", "0"]
+    lines = ["Hi.", "too long " * 9000, "Hi again."]
+    monkeypatch.setattr("sys.stdin", Terminal("\n".join(lines)))
+    assert cli.main(words) == 0
+    told = capsys.readouterr()
+    assert len(told.out.strip("\n").split("\n")) == 3
+    assert "context holds 8192" in told.err
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    assert cli.main(words) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
