@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 _loaded: list[str] = []
+_traces = 0
 
 
 def load_blas() -> str | None:
@@ -114,7 +115,20 @@ def compiled(function: Function) -> Function:
     """
     import mlx.core as mx
 
-    return function if on_cpu() or plain("compile") else cast(Function, mx.compile(function))
+    if on_cpu() or plain("compile"):
+        return function
+
+    def traced(*given: Any) -> Any:
+        global _traces
+        _traces += 1
+        return function(*given)
+
+    return cast(Function, mx.compile(traced))
+
+
+def traces() -> int:
+    """How often compiled steps were traced: a request after the warm-up should cause none."""
+    return _traces
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -156,6 +156,7 @@ def sum_up(about: About, runs: Sequence[Run], waits: Waits, pieces: Pieces) -> S
         python_ms_per_frame=sum(statistics.median(piece.build) * 1000 for piece in named.values()),
         host_reads_per_frame=waits.reads,
         barriers_per_frame=waits.barriers,
+        retraces=waits.traces,
     )
 
 

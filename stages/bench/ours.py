@@ -37,6 +37,7 @@ class Ours:
             self._running = stack.enter_context(running)
             self._stack = stack.pop_all()
         self._load_s = time.perf_counter() - start
+        self._traces = device.traces()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +63,8 @@ class Ours:
 
         with Counting() as counting:
             frames, _, _ = self._portal.call(self._speak)
-        return Waits(counting.reads / frames, counting.barriers / frames)
+        traces = None if device.on_cpu() else device.traces() - self._traces
+        return Waits(counting.reads / frames, counting.barriers / frames, traces)
 
     def pieces(self) -> Pieces:
         """Stops the layout: its device thread's model is freed, and one of this thread's own is stepped."""

@@ -58,6 +58,8 @@ class Waits(msgspec.Struct, frozen=True):
     """Values read: item(), int(), bool(), numpy.array()."""
     barriers: float
     """Calls of mx.eval and mx.synchronize."""
+    traces: int | None = None
+    """Compiled steps traced by all requests so far; None where nothing is compiled."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -98,6 +100,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     python_ms_per_frame: float
     host_reads_per_frame: float
     barriers_per_frame: float
+    retraces: int | None
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -135,6 +138,8 @@ MEASURES = {
     "python_ms_per_frame": "time until Python had queued a frame's three steps (graph building), sum of medians",
     "host_reads_per_frame": "item(), int(), bool(), tolist(), numpy.array() on MLX arrays in one request / frames",
     "barriers_per_frame": "mx.eval and mx.synchronize in one request / frames",
+    "retraces": "compiled steps that requests had to trace anew, the warm-up one among them; none on a CPU, where "
+    "nothing is compiled",
     "peak_memory_bytes": "MLX's peak during the measured runs, weights included",
     "dtypes": "each side's own choice for this checkpoint: ours computes in fp32 on a CPU, "
     "mlx-audio in the dtype that is stored",

@@ -37,6 +37,9 @@ def table(result: Result) -> str:
     add("  Python (graph building)", [f"{side.python_ms_per_frame:.2f}" for side in sides])
     add("host reads per frame", [f"{side.host_reads_per_frame:.2f}" for side in sides])
     add("barriers per frame", [f"{side.barriers_per_frame:.2f}" for side in sides])
+    if any(side.retraces is not None for side in sides):
+        cells = ["–" if side.retraces is None else f"{side.retraces}" for side in sides]
+        add("steps traced after the warm-up", cells)
     add("first audio, ms", _spreads(sides, "ttfa_ms"), ratio and ratio.ttfa)
     add("RTF", _spreads(sides, "rtf"), ratio and ratio.rtf)
     add("processor ms per frame", _spreads(sides, "cpu_ms_per_frame"), ratio and ratio.cpu_ms_per_frame)
