@@ -24,6 +24,8 @@ STREAMED, INSTRUCTED, CASUAL = 0.35, 0.08, 0.08
 """shares of rows with one text token a frame, with an instruction, and typed without capitals and final stop"""
 NAMED, KINDS = 0.7, {"x_vector": 0.33, "reference": 0.37, "description": 0.3}
 """share of a preset's rows with its name, and how the other rows are prompted"""
+CLONE_STREAMED = 0.6
+"""share of the rows with an x-vector alone that have one text token a frame: there that is the official default"""
 PRESETS_SHARE = 0.4
 """of the rows, where there is a crowd"""
 REFERENCE = (20, 150)
@@ -95,13 +97,15 @@ class Rows(IterableDataset[Batch]):
     def _span(self, at: int) -> Ints:
         return np.arange(self.start[at], self.start[at] + self.frames[at], dtype=np.int32)
 
-    def _reference(self, voice: int, rng: random.Random) -> tuple[list[int], Ints]:
+    def _reference(self, at: int, rng: random.Random) -> tuple[list[int], Ints]:
         """What is said and the frames, of other utterances of a voice; none where the voice has none."""
         wanted, said, parts = rng.randint(*REFERENCE), list[int](), [np.zeros(0, np.int32)]
-        while sum(map(len, parts)) < wanted and (others := self.by_voice.get(voice)):
-            at = others[rng.randrange(len(others))]
-            said += self.tokens[0][at]
-            parts.append(self._span(at))
+        mine = self.by_voice.get(int(self.voice[at]), [])
+        while sum(map(len, parts)) < wanted and any(one != at for one in mine):
+            one = mine[rng.randrange(len(mine))]
+            if one != at:
+                said += self.tokens[0][one]
+                parts.append(self._span(one))
         return said, np.concatenate(parts)
 
     def _row(self, at: int, rng: random.Random, prompter: Prompter) -> NDArray[np.int32]:
@@ -117,16 +121,18 @@ class Rows(IterableDataset[Batch]):
             kind = rng.choices(list(KINDS), KINDS.values())[0]
             if kind == "description":
                 speaker, instruct = None, prompter.instruction(describe(self.voices[voice], rng).text)
-            elif kind == "reference":
-                text, frames, wanted, streamed = self._cloned(voice, text, frames, rng, prompter)
+            elif kind == "x_vector":
+                streamed = rng.random() < CLONE_STREAMED
+            else:
+                text, frames, wanted, streamed = self._cloned(at, text, frames, rng, prompter)
         prompt = prompter.prompt(text, speaker, language, streamed, instruct)
         return row(prompt, frames, wanted, prompter.pad)
 
     def _cloned(
-        self, voice: int, text: list[int], frames: Ints, rng: random.Random, prompter: Prompter
+        self, at: int, text: list[int], frames: Ints, rng: random.Random, prompter: Prompter
     ) -> tuple[list[int], Ints, Ints, bool]:
         """Text, frames, those to predict and whether the text is streamed, behind a reference."""
-        said, reference = self._reference(voice, rng)
+        said, reference = self._reference(at, rng)
         longer = reference[-1:].repeat(rng.randint(0, SILENCE))
         quiet = np.full(len(longer), NONE, np.int32)
         layout = rng.choice(("streaming", "full", "reference_first"))
