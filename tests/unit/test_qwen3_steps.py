@@ -102,14 +102,15 @@ def test_a_larger_cache_changes_nothing(model: Qwen3TTS, prompt: Prompt) -> None
     _, _, small = model.talker.step(state, embedding, prompt.pad)
     grown = state._replace(cache=[mx.pad(part, [(0, 0), (0, 0), (0, 192), (0, 0)]) for part in state.cache])
     after, _, large = model.talker.step(grown, embedding, prompt.pad)
-    assert after.cache[0].shape[2] == state.cache[0].shape[2] + 192
+    assert after.cache[0].shape[2] >= state.cache[0].shape[2] + 192
     np.testing.assert_allclose(np.array(large), np.array(small), atol=1e-5)
 
 
 def test_a_cache_grows_when_it_is_full(model: Qwen3TTS, prompt: Prompt) -> None:
     state, _, _ = model.talker.start(prompt.prefill, HOT, 1)
-    size = state.cache[0].shape[2]
     row = mx.zeros_like(prompt.pad)
+    state, _, _ = model.talker.step(state, row, row)
+    size = state.cache[0].shape[2]
     while state.filled < size:
         state, _, _ = model.talker.step(state, row, row)
     before = np.array(state.cache[0])

@@ -67,8 +67,8 @@ class Talker:
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
         nucleus = kernels.nucleus(sampling)
         cache, seen, code, hidden = self._start[nucleus](rows, position, frame, key, control)
-        cache = self._grow(cache, self._bucket(length + 1))
-        return self._state(cache, position, seen, frame, key, control, nucleus, length), code, hidden
+        own = cache, position, seen, frame, key, control, nucleus, length
+        return TalkerState(*own, self._recent, position, length), code, hidden
 
     def prefix(self, rows: mx.array) -> Prefix:
         """The first rows of a prompt, [1, L, H], in a pass of their own."""
@@ -84,31 +84,15 @@ class Talker:
         """
         padded, length = self._padded(rows), prefix.length + rows.shape[1]
         size = self._bucket(max(prefix.cache[0].shape[2], prefix.length + padded.shape[0], length + 1))
-        control, key, nucleus = (
-            controls(sampling, self.first.vocabulary),
-            request_key(seed),
-            kernels.nucleus(sampling),
-        )
+        control, key = controls(sampling, self.first.vocabulary), request_key(seed)
+        nucleus = kernels.nucleus(sampling)
         first, last = mx.array([prefix.length], mx.int32), mx.array([rows.shape[1] - 1], mx.int32)
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
         cache, seen, code, hidden = self._resume[nucleus](
             self._grow(prefix.cache, size), padded, first, last, frame, key, control
         )
-        return self._state(cache, position, seen, frame, key, control, nucleus, length), code, hidden
-
-    def _state(
-        self,
-        cache: list[mx.array],
-        position: mx.array,
-        seen: mx.array,
-        frame: mx.array,
-        key: mx.array,
-        control: Controls,
-        nucleus: bool,
-        length: int,
-    ) -> TalkerState:
         own = cache, position, seen, frame, key, control, nucleus, length
-        return TalkerState(*own, recent=self._recent, base=position, cached=length)
+        return TalkerState(*own, self._recent, position, length), code, hidden
 
     def _padded(self, rows: mx.array) -> mx.array:
         """[1, L, H] → [L', H]: the same rows, and zeros up to a size that has a trace."""
