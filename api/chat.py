@@ -46,14 +46,14 @@ def blueprint(edge: Edge) -> Blueprint:
         speak = await speak_of(edge, body) if "audio" in body.modalities else None
         job = begin(edge, body, chat_of, "chat")
         spoken = Spoken(job, SpeechJob(edge, current(), speak, "chat_audio")) if speak else None
-        talk = _Talk(job, body, spoken, transcripts)
+        talk = ChatTalk(job, body, spoken, transcripts)
         return await talk.answer(edge.settings.keep_alive_s, streamed=body.stream)
 
     _ = completions
     return routes
 
 
-class _Talk(Talk[ChatDelta | ChatFinished | bytes]):
+class ChatTalk(Talk[ChatDelta | ChatFinished | bytes]):
     """In OpenAI's words."""
 
     def __init__(self, job: ChatJob, body: ChatBody, spoken: Spoken | None, transcripts: Transcripts) -> None:
