@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vivavoce.stages.speech.qwen3 import ops, talker, weights
+from vivavoce.stages.speech.qwen3 import codec_layers, ops, talker, weights
 from vivavoce.stages.speech.qwen3.checkpoint import load
 from vivavoce.stages.speech.qwen3.prompt import build
 from vivavoce.stages.speech.qwen3.sampling import Sampling
@@ -67,6 +67,20 @@ def test_gelu_is_exact_enough_everywhere() -> None:
     np.testing.assert_allclose(np.array(ops.gelu(x)), exact, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "metal"])
+def test_snake_is_its_formula(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend != "cpu":
+        _pretend(monkeypatch, backend)
+    logs = {"s.alpha": mx.array([0.0, 0.7, -2.0]), "s.beta": mx.array([0.0, -0.5, 1.0])}
+    snake = codec_layers.Snake.build(weights.Weights(logs, mx.float32, "a test"), "s", 3)
+    x = mx.concatenate([mx.linspace(-8, 8, 20001), mx.array([-900.0, 900.0])])[:, None] * mx.ones((1, 3))
+    alpha, beta = (np.exp(np.array(value).astype(np.float64)) for value in logs.values())
+    exact = np.array(x).astype(np.float64)
+    exact += np.sin(exact * alpha) ** 2 / (beta + 1e-9)
+    # The angle itself is rounded: the larger, the coarser.
+    np.testing.assert_allclose(np.array(snake(x)), exact, rtol=1e-6, atol=5e-6)
+
+
 @pytest.mark.parametrize("steps", [1, 5])
 def test_attention_over_grouped_heads(steps: int) -> None:
     queries = mx.random.normal((1, 6, steps, 16), key=mx.random.key(0))
@@ -90,6 +104,6 @@ def test_rotation_is_the_one_of_mlx() -> None:
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Let the model choose the forms of another backend, uncompiled."""
-    for module in (ops, weights, talker):
+    for module in (ops, weights, talker, codec_layers):
         monkeypatch.setattr(module, "on_cpu", lambda: False)
     monkeypatch.setattr(ops, "backend", lambda: name)

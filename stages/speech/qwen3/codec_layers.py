@@ -6,11 +6,13 @@ A transposed convolution of stride r is a product of the last kernel / r input r
 its overlap is input history too and nothing has to be added up between calls.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import mlx.core as mx
 
+from ...device import on_cpu
 from .ops import gelu, layer_norm
 from .weights import Weights
 
@@ -105,17 +107,21 @@ class Snake(NamedTuple):
     """x + sin(alpha x)^2 / beta in fp32; the checkpoint stores the logarithms of alpha and beta."""
 
     alpha: mx.array
+    """On the CPU in half turns, alpha / π."""
     inverse_beta: mx.array
 
     @classmethod
     def build(cls, weights: Weights, name: str, channels: int) -> "Snake":
         alpha = weights.array(f"{name}.alpha", channels, dtype=mx.float32)
         beta = weights.array(f"{name}.beta", channels, dtype=mx.float32)
-        return cls(mx.exp(alpha), 1.0 / (mx.exp(beta) + 1e-9))
+        unit = math.pi if on_cpu() else 1.0
+        return cls(mx.exp(alpha) / unit, 1.0 / (mx.exp(beta) + 1e-9))
 
     def __call__(self, x: mx.array) -> mx.array:
         wide = x.astype(mx.float32)
-        return (wide + self.inverse_beta * mx.square(mx.sin(wide * self.alpha))).astype(x.dtype)
+        angle = wide * self.alpha
+        squared = _half_turns(angle) if on_cpu() else mx.square(mx.sin(angle))
+        return (wide + self.inverse_beta * squared).astype(x.dtype)
 
 
 class Residual(NamedTuple):
@@ -176,6 +182,22 @@ class ConvNeXt(NamedTuple):
         mixed = layer_norm(mixed, self.norm, self.norm_bias, 1e-6)
         wide = mx.addmm(self.widen_bias, mixed, self.widen)
         return x + mx.addmm(self.narrow_bias, gelu(wide), self.narrow)
+
+
+def _half_turns(x: mx.array) -> mx.array:
+    """sin(π x)², within 2e-7: MLX's sine on the CPU takes 7 times as long as these operations.
+
+    It has period 1 and is even: a polynomial in the square of the distance from the nearest whole number, whose
+    coefficients were fitted to the least largest error.
+    """
+    square = mx.square(x - mx.round(x))
+    made = square * _SINE[0]
+    for coefficient in _SINE[1:]:
+        made = (made + coefficient) * square
+    return made
+
+
+_SINE = (-3.27294645, 12.9907307, -30.0859533, 42.7253848, -32.4695811, 9.86960292)
 
 
 def taps(joined: mx.array, steps: int, kernel: int, dilation: int) -> mx.array:
