@@ -164,7 +164,7 @@ def test_random_weights_speak(dtype: str, monkeypatch: pytest.MonkeyPatch) -> No
     codes, _ = model.predictor.frame(hidden, code, model.sub_sampling, state.key, state.frame)
     pcm, _ = model.codec.step(codes[:, None], model.codec.start())
     assert np.isfinite(np.array(pcm)).all()
-    assert (model.talker._head.format is None) == (dtype == "fp32")  # pyright: ignore[reportPrivateUsage]
+    assert (model.talker.first.head.format is None) == (dtype == "fp32")  # pyright: ignore[reportPrivateUsage]
 
 
 def test_an_unknown_dtype_lists_the_known() -> None:

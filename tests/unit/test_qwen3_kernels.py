@@ -1,6 +1,6 @@
 """The path of the CUDA kernels with the kernels' formulas in their place: its caches, its batches, its sequence.
 
-The kernels themselves need a GPU: tools/check_kernels.py compares them with these formulas there.
+The kernels themselves: test_cuda_kernels.py, and tools/check_kernels.py on a GPU.
 """
 
 from pathlib import Path

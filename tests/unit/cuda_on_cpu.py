@@ -1,0 +1,72 @@
+"""Runs CUDA kernels on the CPU, for tests on machines without a GPU: what `mx.fast.cuda_kernel` makes, compiled
+with a C++ compiler and `cuda/on_cpu.h`. Arrays of float32 and int32 only."""
+
+import ctypes
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+_NAMES: dict[Any, str] = {np.dtype(np.float32): "float", np.dtype(np.int32): "int"}
+_HEADER = Path(__file__).parent / "cuda" / "on_cpu.h"
+
+
+class Kernel:
+    """As `mx.fast.cuda_kernel` takes its arguments; compiled into `folder`."""
+
+    def __init__(self, folder: Path, **given: Any) -> None:
+        self._folder, self._given = folder, given
+
+    def __call__(
+        self,
+        *,
+        inputs: list[mx.array],
+        output_shapes: list[tuple[int, ...]],
+        output_dtypes: list[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: list[tuple[str, Any]] = [],  # noqa: B006
+    ) -> list[mx.array]:
+        ins = [np.ascontiguousarray(np.array(x)) for x in inputs]
+        types = [np.float32 if dtype == mx.float32 else np.int32 for dtype in output_dtypes]
+        # Not zeros: what the kernel does not write must not look as if it were right.
+        outs = [np.full(shape, 77, dtype) for shape, dtype in zip(output_shapes, types, strict=True)]
+        arrays = [*zip(self._given["input_names"], ins, strict=True)]
+        arrays += [*zip(self._given["output_names"], outs, strict=True)]
+        body = self._given["source"]
+        parameters, arguments = list[str](), list[str]()
+        for i, (name, array) in enumerate(arrays):
+            const = "const " if i < len(ins) else ""
+            parameters.append(f"{const}{_NAMES[array.dtype]}* {name}")
+            arguments.append(f"static_cast<{const}{_NAMES[array.dtype]}*>(arrays[{i}])")
+            if f"{name}_shape" in body:
+                parameters.append(f"Shape {name}_shape")
+                arguments.append(f"Shape{{{{{', '.join(map(str, array.shape))}}}}}")
+        constants = "".join(
+            f"using {name} = float;\n"
+            if isinstance(value, mx.Dtype)
+            else f"constexpr int {name} = {int(value)};\n"
+            for name, value in template
+        )
+        blocks = -(-grid[0] // threadgroup[0])
+        run = self._compiled(
+            f'#include "{_HEADER}"\n{self._given["header"]}\n'
+            f"namespace mlx::core::cu {{\nvoid kernel({', '.join(parameters)}) {{\n{constants}{body}\n}}\n}}\n"
+            f'extern "C" void run(void** arrays) {{\n'
+            f"launch({blocks}, {threadgroup[0]}, [&] {{ mlx::core::cu::kernel({', '.join(arguments)}); }});\n}}\n"
+        )
+        run((ctypes.c_void_p * len(arrays))(*(array.ctypes.data for _, array in arrays)))
+        return [mx.array(array) for array in outs]
+
+    def _compiled(self, source: str) -> Any:
+        name = hashlib.sha256(source.encode()).hexdigest()
+        library = self._folder / f"{name}.so"
+        if not library.exists():
+            file = self._folder / f"{name}.cpp"
+            file.write_text(source)
+            options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+            subprocess.run(["c++", *options, "-o", library, file], check=True)
+        return ctypes.CDLL(str(library)).run
