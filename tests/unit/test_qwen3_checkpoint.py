@@ -91,7 +91,7 @@ def test_quantised_layers_with_overrides(copy: Callable[..., Path]) -> None:
         arrays |= {name: packed, f"{layer}.scales": scales, f"{layer}.biases": biases}
     settings = {"group_size": 64, "bits": 8, "mode": "affine", mixed: {"group_size": 64, "bits": 4}}
     model = load(copy(arrays, quantization=settings))
-    first, second = model.talker._layers[:2]  # pyright: ignore[reportPrivateUsage]
+    first, second = model.talker._layers[:2]
     assert isinstance(first.qkv, Stacked)
     assert second.qkv.format is not None if not isinstance(second.qkv, Stacked) else False
     exact = _hidden(load(EMBEDDED))
@@ -164,7 +164,7 @@ def test_random_weights_speak(dtype: str, monkeypatch: pytest.MonkeyPatch) -> No
     codes, _ = model.predictor.frame(hidden, code, model.sub_sampling, state.key, state.frame)
     pcm, _ = model.codec.step(codes[:, None], model.codec.start())
     assert np.isfinite(np.array(pcm)).all()
-    assert (model.talker.first.head.format is None) == (dtype == "fp32")  # pyright: ignore[reportPrivateUsage]
+    assert (model.talker.first.head.format is None) == (dtype == "fp32")
 
 
 def test_an_unknown_dtype_lists_the_known() -> None:
