@@ -8,7 +8,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from ...bus.errors import RequestError, StartError
+from ...bus.errors import RequestError
 
 Json = dict[str, Any]
 
@@ -23,11 +23,18 @@ class GrammarCompiler:
     """Makes grammars and matchers for one tokenizer."""
 
     def __init__(self, tokenizer: Any, vocab: int, stops: list[int]) -> None:
-        """`tokenizer` is a fast Hugging Face tokenizer, `vocab` the width of the logits. Takes about a second."""
+        """`tokenizer` is Hugging Face's, `vocab` the width of the logits. Takes up to a second.
+
+        :raises RequestError: it is not a fast one.
+        """
         try:
             self._tokenizer: LLTokenizer = from_tokenizer(tokenizer, n_vocab=vocab, eos_token=stops)
         except ValueError as error:
-            raise StartError(f"Structured output needs a fast tokenizer: {error}") from error
+            raise RequestError(
+                "This model's tokenizer is none of the fast ones, which structured output, forced calls and"
+                " log-probabilities need.",
+                code="unsupported_parameter",
+            ) from error
         self._vocab = vocab
 
     def schema(self, schema: Json, param: str) -> Grammar:

@@ -76,7 +76,7 @@ class ChatModel:
 
     @property
     def grammars(self) -> GrammarCompiler:
-        """Made when first needed, as it takes a second."""
+        """Made when first needed, as it takes up to a second. Raises RequestError where the tokenizer has none."""
         if self._grammars is None:
             inner = getattr(self.tokenizer, "_tokenizer", self.tokenizer)
             self._grammars = GrammarCompiler(inner, self.vocab, sorted(self.turn_ends))

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -62,6 +63,9 @@ class ChatStage:
         self._party = party or Party(Schedule())
         self._rounds = 1 if self._party.alone else ROUNDS
         self._requests: dict[str, _Request] = {}
+        for engine in engines.values():
+            with suppress(RequestError):
+                _ = engine.model.grammars  # now, while nobody waits for it
 
     def open_requests(self) -> tuple[str, ...]:
         return tuple(self._requests)
@@ -133,6 +137,8 @@ class ChatStage:
         accepted = ChatAccepted(request=chat.request, prompt_tokens=len(composed.prompt))
         if chat.count_only:
             return accepted, True
+        if chat.logprobs is not None:
+            _ = engine.model.grammars  # which name the tokens
         engine.submit(_engine_request(chat, composed))
         self._requests[chat.request] = _Request(engine, chat.lookahead)
         return accepted, False

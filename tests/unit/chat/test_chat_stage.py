@@ -25,6 +25,7 @@ from vivavoce.bus.messages import (
     Sampling,
 )
 from vivavoce.bus.wire import Decoder, encode, kinds
+from vivavoce.stages.chat import grammar
 from vivavoce.stages.chat.engine import Engine, EngineOptions
 from vivavoce.stages.chat.stage import ChatStage
 
@@ -125,6 +126,27 @@ async def test_a_request_without_credit_is_set_aside_and_goes_on(bench: Any) -> 
         late = await made.all(2)
         assert text_of(told["slow"] + late["slow"]) == wanted == text_of(told["other"])
         assert text_of(late["another"]) == wanted
+
+
+async def test_a_tokenizer_without_grammars_refuses_what_needs_them(
+    bench: Any, tiny_models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("not a fast one")
+
+    monkeypatch.setattr(grammar, "from_tokenizer", refuse)
+    monkeypatch.setattr(tiny_models(), "_grammars", None)
+    held = {"messages": [{"role": "user", "content": "x"}], "schema": {"type": "object"}}
+    async with bench() as made:
+        await made.send(
+            chat("named", logprobs=0), chat("held", conversation=msgspec.json.encode(held).decode()), chat()
+        )
+        told = await made.all(3)
+    for name in ("named", "held"):
+        (ending,) = told[name]
+        assert ending.failure.status == 400
+        assert ending.failure.code == "unsupported_parameter"
+    assert told["r"][-1].reason in ("stop", "length")
 
 
 async def test_close_ends_a_request_wherever_it_is(bench: Any) -> None:
