@@ -4,8 +4,8 @@
       (response.output_item.added … response.output_item.done)…      one for each item
     response.completed or .failed
 
-An item is reasoning, a message (one text part, told in deltas) or a function call. An answer that was cut is told
-as completed too, with the status `incomplete`: helpers of OpenAI's own packages take nothing else for an end.
+An item is reasoning, a message (one text part) or a function call, each told in deltas. An answer that was cut is
+told as completed too, with the status `incomplete`: helpers of OpenAI's own packages take nothing else for an end.
 What is whole is the response in the last event, so both are the same.
 """
 
