@@ -13,7 +13,6 @@ activations are not counted. A model that fits into the processor's cache may be
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,12 @@ from vivavoce.bus.errors import VivavoceError
 from vivavoce.stages.bench import checkpoint
 from vivavoce.stages.bench.compare import model_folder, spread
 from vivavoce.stages.bench.hardware import describe
+from vivavoce.stages.bench.machine import Machine, measure_machine
 from vivavoce.stages.bench.ours import SEED, Ours, load_alone
 from vivavoce.stages.bench.records import Plan, Spread
 from vivavoce.stages.bench.table import aligned
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from vivavoce.stages.speech.qwen3.model import Qwen3TTS
 
 TEXT = "The first frame of this sentence leaves the machine before the second one is begun."
@@ -38,14 +36,6 @@ CHUNKS = (1, 2, 4, 8)
 """Frames in one step of the codec decoder."""
 WARM = 3
 """Steps of each kind that are not counted."""
-
-
-class Machine(msgspec.Struct, frozen=True):
-    description: str
-    bytes_per_s: float
-    """The faster of a copy and of a product of a row with a matrix."""
-    operation_s: float
-    """One of many additions of a single number, each of which needs the one before."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -81,39 +71,6 @@ class Report(msgspec.Struct, frozen=True):
     machine: Machine
     pipelined: Pipelined
     steps: list[Step]
-
-
-def measure_machine(description: str) -> Machine:
-    import mlx.core as mx
-
-    from vivavoce.stages.device import on_cpu
-
-    rows = 8192 if on_cpu() else 16_384
-    dtype = mx.float32 if on_cpu() else mx.bfloat16
-    matrix, row = mx.ones((rows, rows), dtype), mx.ones((1, rows), dtype)
-    product = matrix.nbytes / _fastest(lambda: row @ matrix)
-    copy = 2 * matrix.nbytes / _fastest(lambda: matrix + 1)
-
-    def chain() -> mx.array:
-        x = mx.zeros(1)
-        for _ in range(500):
-            x = x + 1
-        return x
-
-    return Machine(description, max(product, copy), _fastest(chain) / 500)
-
-
-def _fastest(make: Callable[[], "mx.array"]) -> float:
-    """Seconds that the device needs for what `make` queues; the least of some."""
-    import mlx.core as mx
-
-    seconds: list[float] = []
-    for _ in range(7):
-        made = make()
-        start = time.perf_counter()
-        mx.eval(made)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 class Profile:
