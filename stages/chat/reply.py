@@ -42,8 +42,8 @@ class Reply:
         self._tokens = Detokenizer(style.decode, style.skip)
         self._sections = _sections(style)
         self._stops = StopMatcher(stops)
-        self._fresh = False
-        """Whether the content begins anew behind another section, so that white space is dropped."""
+        self._fresh = self._bare
+        """Whether white space is dropped, behind another section and ahead of what may be a call."""
         self._thought = False
         """Whether the reasoning has any text yet."""
         self._gap = ""

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterable
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -145,6 +147,7 @@ SAVED = CallPart(0, "save", ARGUMENTS, last=True)
 SHAPES: dict[str, tuple[CallFormat, str]] = {
     "hermes": (HERMES, f"<tool_call>\n{CALL}\n</tool_call>"),
     "llama": (LLAMA, CALL.replace("arguments", "parameters")),
+    "llama, behind white space": (LLAMA, f"\n {CALL}"),
     "llama, typed": (LLAMA, CALL.replace('{"name"', '{"type": "function", "name"')),
     "mistral": (MISTRAL, f"[TOOL_CALLS][{CALL}]"),
     "mistral, numbered": (MISTRAL, f'[TOOL_CALLS] [{CALL[:-1]}, "id": "abcdefghi"}}]'),
@@ -283,6 +286,38 @@ def test_any_cut_tells_the_same(fragments: list[str], form: CallFormat, data: st
     text = "".join(fragments)
     at = data.draw(st.integers(0, len(text)))
     assert told(form, [text]) == told(form, text) == told(form, (text[:at], text[at:]))
+
+
+MARKED = (
+    *FRAGMENTS,
+    '{"name": "f", "parameters": {"b": "</tool_call>"}}',
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from((*MARKED, "<think>", "</think>", "stop", "\n")), max_size=9),
+    st.sampled_from([HERMES, LLAMA, MISTRAL]),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_any_tokens_of_a_reply_tell_the_same(
+    fragments: list[str], form: CallFormat, cut: bool, random: Random
+) -> None:
+    text = "".join(fragments)
+    at = sorted({0, len(text), *(random.randrange(len(text) + 1) for _ in range(6))})
+    told: list[tuple[Piece, str | None]] = []
+    for words in (list(text), [text[begin:end] for begin, end in pairwise(at)]):
+
+        def decode(tokens: list[int], words: list[str] = words) -> str:
+            return "".join(words[token] for token in tokens)
+
+        reply = Reply(Style(decode, think=("<think>", "</think>"), calls=form), ("stop",))
+        told.append((read(reply, list(range(len(words))), cut), reply.stopped))
+    assert told[0] == told[1]
 
 
 def test_what_is_no_call_is_content(codec: Any) -> None:
