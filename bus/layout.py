@@ -83,8 +83,9 @@ class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Chunks of the codec grow only as far as a player never starves while RTF stays below this."""
     max_chunk_frames: int = 8
     rows: int = 8
-    """Requests whose frames are computed together, at most: on a CPU, and on CUDA (no more than 8 there). Apple GPUs
-    compute each alone: there a product's width changes its rounding, and bytes would depend on the neighbours."""
+    """Requests whose frames are computed together, at most: on a CPU, and on CUDA (no more than 8 there). Apple
+    GPUs compute each alone: there a product's width changes its rounding, and bytes would depend on the
+    neighbours."""
     silence_limit_s: float = 6.0
     """A request that has been silent this long ends with `length`."""
     repeat_limit_frames: int = 50
