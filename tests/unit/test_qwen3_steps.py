@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from vivavoce.configs.models import find
 from vivavoce.stages.speech.qwen3 import talker_step
 from vivavoce.stages.speech.qwen3.checkpoint import load
 from vivavoce.stages.speech.qwen3.codec_decoder import to_int16
@@ -59,31 +60,40 @@ def test_neighbours_change_nothing(model: Qwen3TTS, prompt: Prompt) -> None:
         assert rows[0] == alone[frame]
 
 
-@pytest.mark.parametrize("sampling", [HOT, Sampling(do_sample=False), Sampling(top_p=0.8)])
-def test_requests_computed_together_are_what_each_is_alone(model: Qwen3TTS, sampling: Sampling) -> None:
-    """To the last bit: what OpenBLAS makes of a row does not depend on the rows beside it."""
-    texts = ["One.", "Two words.", "And three of them. " * 12]
-    prompts = [build(model, t, voice="ryan", language=None, instructions=None) for t in texts]
-    starts = [model.talker.start(p.prefill, sampling, seed) for seed, p in enumerate(prompts)]
+@pytest.mark.parametrize("checkpoint", [CHECKPOINTS / "custom06", CHECKPOINTS / "custom", find("embedded")])
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_requests_computed_together_are_what_each_is_alone(checkpoint: Path, count: int) -> None:
+    """To the last bit, whatever the voices' own sizes, for every way to choose."""
+    model = load(checkpoint, dtype="fp32")
+    texts = ["One.", "Two words.", "And three of them. " * 12] * 3
+    prompts = [build(model, t, voice="ryan", language=None, instructions=None) for t in texts[:count]]
+    for sampling in (HOT, Sampling(do_sample=False), Sampling(top_p=0.8)):
+        alone = [model.talker.start(p.prefill, sampling, seed) for seed, p in enumerate(prompts)]
+        together = list(alone)
+        for _ in range(2):
+            said = [
+                model.predictor.frame(hidden, code, model.sub_sampling, state.key, state.frame)
+                for state, code, hidden in alone
+            ]
+            states, codes, hidden = (list(part) for part in zip(*together, strict=True))
+            made = model.predictor.frames(
+                hidden, codes, model.sub_sampling, [s.key for s in states], [s.frame for s in states]
+            )
+            stepped = [
+                model.talker.step(state, embedding, prompts[0].pad)
+                for (state, _, _), (_, embedding) in zip(alone, said, strict=True)
+            ]
+            alone, pads = stepped, [prompts[0].pad] * count
+            together = model.talker.steps(states, [embedding for _, embedding in made], pads)
+            for own, other in zip([*said, *alone], [*made, *together], strict=True):
+                for a, b in zip(_flat(own), _flat(other), strict=True):
+                    np.testing.assert_array_equal(np.array(a), np.array(b))
 
-    def one(each: Any) -> tuple[Any, Any]:
-        state, code, hidden = each
-        codes, embedding = model.predictor.frame(hidden, code, model.sub_sampling, state.key, state.frame)
-        return model.talker.step(state, embedding, prompts[0].pad), codes
 
-    alone, together = list(starts), list(starts)
-    for _ in range(3):
-        alone, said = zip(*map(one, alone), strict=True)
-        states, codes, hidden = (list(part) for part in zip(*together, strict=True))
-        made = model.predictor.frames(
-            hidden, codes, model.sub_sampling, [s.key for s in states], [s.frame for s in states]
-        )
-        together = model.talker.steps(states, [e for _, e in made], [prompts[0].pad] * 3)
-        for own, (other, _) in zip(said, made, strict=True):
-            np.testing.assert_array_equal(np.array(own), np.array(other))
-        for own, other in zip(alone, together, strict=True):
-            for a, b in zip((*own[0][:4], *own[1:]), (*other[0][:4], *other[1:]), strict=True):
-                np.testing.assert_array_equal(np.array(a), np.array(b))
+def _flat(made: Any) -> list[Any]:
+    """The arrays of what the predictor gave, or of what the talker gave with its state."""
+    first, *others = made
+    return [first, *others] if isinstance(first, mx.array) else [*first[0], *first[1:4], *others]
 
 
 def test_steps_see_what_a_longer_prompt_would(model: Qwen3TTS, prompt: Prompt) -> None:

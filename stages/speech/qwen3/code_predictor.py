@@ -122,13 +122,14 @@ class CodePredictor:
             control, batch = Controls(*control), len(hidden)
             draws = self._draws(control, keys, indices)
             start, code = joined(hidden), joined(code0)
-            start = start if self._narrow is None else self._narrow(start)
+            start = start[:, 0]
+            start = (start if self._narrow is None else self._narrow(start, batch))[:, None]
             rows = mx.concatenate([start, mx.take(self._inputs[0], code, axis=0)], axis=1)
             rows = rows.reshape(2 * batch, -1)
             caches = [mx.zeros((2 * batch, *self._shape), self._dtype) for _ in self._layers]
             codes = [code]
             for i, head in enumerate(self._heads):
-                logits = head(self._pass(rows, caches, 0 if i == 0 else i + 1)).astype(mx.float32)
+                logits = head(self._pass(rows, caches, 0 if i == 0 else i + 1), batch).astype(mx.float32)
                 code = kernels.choose(logits, draws[i], control, nucleus)
                 codes.append(code)
                 rows = mx.take(self._inputs[i + 1], code[:, 0], axis=0)
@@ -150,8 +151,10 @@ class CodePredictor:
             control, batch = Controls(*control), len(hidden)
             draws = self._draws(control, keys, indices)
             recent = [[self._blank] * batch for _ in self._fused]
-            x, code = joined(hidden)[:, 0], joined(code0)
-            self._kernel_pass(x if self._narrow is None else self._narrow(x), recent, 0)
+            # MLX's product goes request by request: what it makes of a row depends on the others.
+            starts = [row[:, 0] if self._narrow is None else self._narrow(row[:, 0]) for row in hidden]
+            self._kernel_pass(joined(starts), recent, 0)
+            code = joined(code0)
             codes = [code]
             for i, head in enumerate(self._head_rows):
                 x = mx.take(self._inputs[i], code[:, 0], axis=0)

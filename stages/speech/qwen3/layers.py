@@ -86,7 +86,7 @@ class Layer(NamedTuple):
         """x [B * T, hidden] → q [B, heads, T, D], scaled, and keys with values [2 * B, kv_heads, T, D]."""
         rows, heads, kv_heads, dim = x.shape[0], self.heads, self.kv_heads, self.head_dim
         steps, shape = rows // batch, (rows, heads + 2 * kv_heads, 2, dim // 2)
-        projected = self.qkv(rms_norm(x, self.input_norm, self.eps)).reshape(-1, dim)
+        projected = self.qkv(rms_norm(x, self.input_norm, self.eps), batch).reshape(-1, dim)
         normed = rms_norm(projected, None, self.eps).reshape(shape)
         turned = normed * turn.along + normed[:, :, ::-1] * turn.across
         projected = mx.where(self.is_value, projected.reshape(shape), turned.astype(x.dtype))
@@ -110,11 +110,11 @@ class Layer(NamedTuple):
     ) -> mx.array:
         """Attention over the cache (bias as in `ops.attention`), MLP, both residuals: rows x to rows."""
         keys, values = mx.split(cache, 2)
-        return self.finish(x, attention(queries, keys, values, bias))
+        return self.finish(x, attention(queries, keys, values, bias), queries.shape[0])
 
-    def finish(self, x: mx.array, heard: mx.array) -> mx.array:
-        """What attention heard, rows [N, heads * D], put into x, and the MLP."""
-        x = self.out.add(x, heard)
-        wide = self.gate_up(rms_norm(x, self.output_norm, self.eps))
+    def finish(self, x: mx.array, heard: mx.array, batch: int = 1) -> mx.array:
+        """What attention heard, rows [B * T, heads * D], put into x, and the MLP."""
+        x = self.out.add(x, heard, batch)
+        wide = self.gate_up(rms_norm(x, self.output_norm, self.eps), batch)
         gate, up = mx.split(wide, 2, axis=1)
-        return self.down.add(x, silu(gate) * up)
+        return self.down.add(x, silu(gate) * up, batch)

@@ -69,9 +69,9 @@ class CodeZero:
     def hidden(self, x: mx.array) -> mx.array:
         return rms_norm(x, self.norm, self.eps)
 
-    def logits(self, hidden: mx.array) -> mx.array:
+    def logits(self, hidden: mx.array, batch: int = 1) -> mx.array:
         """hidden rows [N, H] → float32 [N, V], as the head gives them."""
-        return self.head(hidden).astype(mx.float32)
+        return self.head(hidden, batch).astype(mx.float32)
 
     def admissible(self, logits: mx.array, seen: mx.array, frame: mx.array, control: Controls) -> mx.array:
         """Repetition penalty, minimum length, suppressed ids: float32 [B, V] → [B, V], -inf where barred."""
@@ -130,7 +130,7 @@ class Step(ABC):
         """Last rows x [B, H] and what the head says of them, if known → seen, frame, code0, hidden of each."""
         first, batch = self._first, x.shape[0]
         hidden = first.hidden(x)
-        logits = first.logits(hidden) if logits is None else logits
+        logits = first.logits(hidden, batch) if logits is None else logits
         frame = joined(frames) + 1
         code, marked = first.choose(logits, joined(seen), frame, joined(seeds), stacked(control), nucleus)
         return zip(*(apart(part, batch) for part in (marked, frame, code, hidden[:, None])), strict=True)
@@ -167,7 +167,7 @@ class PlainStep(Step):
                     written[b].append(now)
                     keys, values = mx.split(now, 2)
                     heard.append(attention(query, keys, values, unseen[b]))
-                x = layer.finish(x, joined(heard))
+                x = layer.finish(x, joined(heard), len(rows))
             chosen = self._chosen(x, None, seen, frames, seeds, control, nucleus)
             return [(now, *out) for now, out in zip(written, chosen, strict=True)]
 
