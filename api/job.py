@@ -171,7 +171,6 @@ class SpeechJob(Job[SpeechRequest]):
         :raises BusyError: no place, and none to wait for.
         """
         request = edge.client.speak(speak, chunk=edge.layout.speech.max_chunk_frames)
-        super().__init__(edge, exchange, route, speak.request, request, edge.admission)
         self.speak = speak
         self.rate = speak.sample_rate or edge.catalog.find(speak.model).sample_rate
         self._timing = Timing(exchange.started if received is None else received, self.rate)
@@ -182,6 +181,8 @@ class SpeechJob(Job[SpeechRequest]):
         """Samples that the client says it has played."""
         self._texts: deque[tuple[str, bool]] = deque()
         self._sending = anyio.Lock()
+        # Last: the exchange closes the job at once where its client is gone already.
+        super().__init__(edge, exchange, route, speak.request, request, edge.admission)
 
     @property
     def started(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-SCHEMA = 3
+SCHEMA = 4
 
 EndReason = Literal["stop", "length", "cancelled", "error"]
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -259,12 +259,12 @@ class ChatStarted(Message, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """A tool call."""
+    """A tool call, or a part of one as it is written: parts share id and name."""
 
     id: str
     name: str
     arguments: str
-    """A JSON object as text."""
+    """A JSON object as text; a part's are to be joined to those before."""
 
 
 class Likely(msgspec.Struct, frozen=True, array_like=True):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextvars import Context
 from pathlib import Path
 
+import hypothesis
 import msgspec
 import pytest
 
@@ -14,6 +15,10 @@ from vivavoce.stages.device import load_blas
 
 # Before any test imports MLX: otherwise this process would compute other last bits than its stage processes.
 load_blas()
+
+# How long an example takes says nothing on a loaded machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)
