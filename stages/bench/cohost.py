@@ -28,7 +28,7 @@ from ...configs.models import find, split_name
 from .. import device
 from . import checkpoint
 from .cohost_clients import REPLIES, Clients
-from .cohost_records import MEASURES, Policy, Reply, Result, Talk, Work, beside, sum_up, table
+from .cohost_records import MEASURES, Policy, Reply, Result, Talk, Work, beside, rate, sum_up, table
 from .hardware import describe
 from .records import About
 from .timeline import Picture, Span, draw
@@ -80,7 +80,7 @@ def bench(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
         chat=models.chat_name,
         rounds=args.rounds,
         measures=MEASURES,
-        policies=[_sum_up(policy, rounds[policy]) for policy in args.policy],
+        policies=[_sum_up(policy, rounds) for policy in args.policy],
     )
     svg = draw([picture for policy in args.policy for picture in _pictures(policy, rounds[policy][0])])
     return Outcome(table(result), msgspec.json.format(msgspec.json.encode(result)).decode(), svg)
@@ -105,7 +105,8 @@ def refuse_if_swapping(size: int) -> None:
         )
 
 
-def _sum_up(policy: str, rounds: list[_Round]) -> Policy:
+def _sum_up(policy: str, of_all: dict[str, list[_Round]]) -> Policy:
+    rounds = of_all[policy]
     idle = [reply for one in rounds for reply in one.idle]
     solo = median(reply.rtf for reply in idle)
     found = {
@@ -114,6 +115,7 @@ def _sum_up(policy: str, rounds: list[_Round]) -> Policy:
             [one.alone[work] for one in rounds],
             [one.both[work][1] for one in rounds],
             solo,
+            max(rate([one.alone[work] for one in some]) for some in of_all.values()),
         )
         for work in rounds[0].both
     }
@@ -145,10 +147,10 @@ async def _round(
         async with Running(_layout(args, models, policy, trace)) as running:
             clients = Clients(running, args)
             say("warming up")
-            await clients.replies(REPLIES[:1])
             for work in works:
                 async with clients.chatting(work):
                     pass
+            await clients.replies(REPLIES[:1])  # last: behind what chat compiles when it first runs
             say("speech alone")
             idle = await clients.replies()
             alone: dict[Work, Talk] = {}

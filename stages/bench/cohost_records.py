@@ -99,7 +99,8 @@ MEASURES = {
     "underruns": "how often, and for how long, a player that starts with the first chunk had nothing to play",
     "chat": "tokens received a second while speech was spoken to; chat_alone: the same with no speech",
     "longest_gap_ms": "longest time without a token (decoding), or until a whole prompt was read (prefilling)",
-    "sharing_efficiency": "chat ÷ (chat_alone × (1 − rtf of speech on the idle device))",
+    "sharing_efficiency": "chat ÷ (the best chat_alone of all policies that ran × (1 − rtf of speech on the "
+    "idle device))",
     "memory_bytes": "resident set of each process at the end",
 }
 """What each figure means: part of the JSON."""
@@ -124,18 +125,25 @@ def sum_up(replies: Sequence[Reply]) -> Speech:
     )
 
 
-def beside(replies: Sequence[Reply], alone: Sequence[Talk], both: Sequence[Talk], solo_rtf: float) -> Beside:
-    chat_alone, chat = _rate(alone), _rate(both)
+def beside(
+    replies: Sequence[Reply], alone: Sequence[Talk], both: Sequence[Talk], solo_rtf: float, most: float
+) -> Beside:
+    """
+    :param solo_rtf: of speech on the idle device.
+    :param most: tokens a second that chat makes alone under the policy that hinders it least.
+    """
+    chat_alone, chat = rate(alone), rate(both)
     return Beside(
         speech=sum_up(replies),
         chat_alone=chat_alone,
         chat=chat,
         longest_gap_ms=max(talk.longest_gap_s for talk in both) * 1000,
-        sharing_efficiency=chat / (chat_alone * (1 - solo_rtf)) if solo_rtf < 1 else None,
+        sharing_efficiency=chat / (most * (1 - solo_rtf)) if solo_rtf < 1 else None,
     )
 
 
-def _rate(talks: Sequence[Talk]) -> float:
+def rate(talks: Sequence[Talk]) -> float:
+    """Tokens a second."""
     return sum(talk.tokens for talk in talks) / sum(talk.ended - talk.begun for talk in talks)
 
 

@@ -239,5 +239,7 @@ def choose(logits: mx.array, drawn: mx.array, control: Controls, nucleus: bool) 
 def fused(layers: Sequence[Layer]) -> list[FusedLayer]:
     """The layers as kernels; empty where they cannot serve: not on CUDA, or head sizes they are not made for."""
     first = layers[0]
+    # A lane of a warp loads 16 bytes and has the two halves of a head.
     fits = first.head_dim % 64 == 0 and first.heads <= 4 * first.kv_heads
+    fits = fits and first.input_norm is not None and first.input_norm.size % 8 == 0
     return [FusedLayer.of(layer) for layer in layers] if fits and serve() else []

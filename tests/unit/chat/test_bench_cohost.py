@@ -38,11 +38,11 @@ def test_a_player_that_starts_with_the_first_chunk() -> None:
 def test_what_chat_kept() -> None:
     alone = Talk(0.0, 2.0, (0.5, 1.0, 1.5, 2.0), 100)
     both = Talk(5.0, 9.0, (5.5, 8.0), 90)
-    kept = beside([SMOOTH], [alone], [both], solo_rtf=0.5)
+    kept = beside([SMOOTH], [alone], [both], solo_rtf=0.5, most=60.0)
     assert (kept.chat_alone, kept.chat) == (50.0, 22.5)
     assert kept.longest_gap_ms == pytest.approx(2500)
-    assert kept.sharing_efficiency == pytest.approx(0.9)
-    assert beside([SMOOTH], [alone], [both], solo_rtf=1.2).sharing_efficiency is None
+    assert kept.sharing_efficiency == pytest.approx(0.75)
+    assert beside([SMOOTH], [alone], [both], solo_rtf=1.2, most=1.0).sharing_efficiency is None
 
 
 def test_percentiles_are_measured_values() -> None:
@@ -59,7 +59,7 @@ def test_nothing_is_reported_of_a_machine_that_swaps() -> None:
 
 def test_the_table_has_a_row_a_policy_and_load() -> None:
     talk = Talk(0.0, 1.0, (0.5,), 10)
-    both = beside([SMOOTH], [talk], [talk], 0.5)
+    both = beside([SMOOTH], [talk], [talk], 0.5, 10.0)
     policies = [
         Policy(
             policy=name, idle=sum_up([SMOOTH]), decoding=both, prefilling=None, memory_bytes={"main": 2**20}
