@@ -20,7 +20,11 @@ from ..bus.errors import StartError
 from .joined import joined
 
 EMBEDDED = "embedded"
-SHIPPED = {EMBEDDED: (EMBEDDED,)}
+SHIPPED = {
+    EMBEDDED: (EMBEDDED,),
+    "embedded-base": ("embedded-base", EMBEDDED),
+    "embedded-design": ("embedded-design", EMBEDDED),
+}
 """The models in this package, and the folders in `voices` with their files; where several have one, the first
 folder's counts."""
 SPEECH = "qwen3_tts"
@@ -51,7 +55,7 @@ def find(source: str, *, download: bool = True) -> Path:
         return path
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise StartError(
-            f"no model folder {source!r}: give a folder, a hub id such as owner/name, or {EMBEDDED!r}"
+            f"no model folder {source!r}: give a folder, a hub id such as owner/name, or {' or '.join(SHIPPED)}"
         )
     try:
         return Path(snapshot_download(source, local_files_only=True))

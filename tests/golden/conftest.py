@@ -9,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from vivavoce.configs.models import SHIPPED, find
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 DATA = Path(__file__).parent / "data"
-EMBEDDED = Path(__file__).parents[2] / "configs" / "voices" / "embedded"
 
 
 def checkpoint_folder(name: str) -> Path:
-    """The folder of checkpoint `name`: `custom`, `custom06`, `base`, `design` or `embedded`."""
-    return EMBEDDED if name == "embedded" else DATA / "checkpoints" / name
+    """The folder of checkpoint `name`: `custom`, `custom06`, `base`, `design`, or that of an embedded model."""
+    return find(name) if name in SHIPPED else DATA / "checkpoints" / name
 
 
 def load_arrays(name: str, part: str) -> Arrays:

@@ -35,6 +35,18 @@ def test_codec_encoder(clip: str, checkpoint: Checkpoint, golden: Golden) -> Non
     assert np.array(encoder(samples)).tolist() == stored[f"{clip}.codes"].tolist()
 
 
+def test_embedded_encoders(checkpoint: Checkpoint, golden: Golden) -> None:
+    model, stored = load(checkpoint("embedded-base"), dtype="fp32"), golden("embedded-base", "encoders")
+    assert model.speaker_encoder is not None
+    assert model.codec_encoder is not None
+    samples = _samples(golden("base", "encoders"), "three")
+    np.testing.assert_allclose(np.array(model.speaker_encoder(samples)), stored["three.speaker"], atol=2e-5)
+    np.testing.assert_allclose(
+        np.array(model.codec_encoder.rows(mx.array(samples))), stored["three.rows"], atol=5e-4
+    )
+    assert np.array(model.codec_encoder(mx.array(samples))).tolist() == stored["three.codes"].tolist()
+
+
 def test_only_base_models_can_hear(checkpoint: Checkpoint) -> None:
     assert load(checkpoint("design")).speaker_encoder is None
     assert load(checkpoint("design")).codec_encoder is None

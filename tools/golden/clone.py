@@ -61,6 +61,14 @@ def encoders(tts: Qwen3TTSModel) -> Arrays:
     }
 
 
+def embedded_encoders(tts: Qwen3TTSModel) -> Arrays:
+    """Speaker embedding, rows and codes of three seconds, for encoders that were trained."""
+    audio = heard(CLIPS["three"])
+    rows, codes, _ = encoded(tts, audio)
+    speaker = tts.model.extract_speaker_embedding(audio, RATE).float().numpy()
+    return {"three.speaker": speaker, "three.rows": rows, "three.codes": codes.astype(np.int16)}
+
+
 def encoded(tts: Qwen3TTSModel, audio: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows before quantization [T, D], the codes [T, 16], and for each code how much further the second best is."""
     rows: list[torch.Tensor] = []

@@ -1,10 +1,12 @@
-"""Writes the golden data: `make.py [NAME ...]`, by default every checkpoint and the embedded voice.
+"""Writes the golden data: `make.py [NAME ...]`, by default every checkpoint and the embedded ones.
 
 Checkpoints are made only when they are not there (or with --weights): the vectors belong to the stored weights.
 """
 
 import argparse
 import os
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,13 @@ import weights
 from tiny import CHECKPOINTS
 
 PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT))
+
+from tools.voice.encoder_export import write_whole  # noqa: E402
+
 DATA = PROJECT / "tests" / "golden" / "data"
-EMBEDDED = PROJECT / "configs" / "voices" / "embedded"
+VOICES = PROJECT / "configs" / "voices"
+EMBEDDED, BASE = VOICES / "embedded", "embedded-base"
 
 
 def save(folder: Path, name: str, arrays: dict[str, np.ndarray], about: Any = None) -> None:
@@ -48,7 +55,9 @@ def vectors(name: str, checkpoint: Path, parts: list[str]) -> None:
         save(folder, "predictor", speech.predictor(tts, arrays["full.hidden"], arrays["codes"]))
     if spoken and "greedy" in parts:
         save(folder, "greedy", *speech.generations(tts, name))
-    if not spoken and "clone" in parts:
+    if name == BASE:
+        save(folder, "encoders", clone.embedded_encoders(tts))
+    elif not spoken and "clone" in parts:
         save(folder, "encoders", clone.encoders(tts))
         save(folder, "prompts", *clone.prompts(tts))
         save(folder, "greedy", clone.generations(tts))
@@ -62,7 +71,7 @@ def vectors(name: str, checkpoint: Path, parts: list[str]) -> None:
 
 def main() -> None:
     """The command."""
-    everything = [*CHECKPOINTS, "embedded"]
+    everything = [*CHECKPOINTS, "embedded", BASE]
     parts = ["prompts", "talker", "greedy", "codec", "sampling", "text", "clone"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(everything)}")
@@ -73,6 +82,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     options = parser.parse_args()
     for name in options.names or everything:
+        if name == BASE:
+            with tempfile.TemporaryDirectory() as made:
+                write_whole([VOICES / BASE, EMBEDDED], Path(made))
+                vectors(name, Path(made), options.only)
+            continue
         checkpoint = EMBEDDED if name == "embedded" else DATA / "checkpoints" / name
         if name != "embedded" and (options.weights or not (checkpoint / "model.safetensors").exists()):
             weights.make(name, checkpoint, options.tokenizer)
