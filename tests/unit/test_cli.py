@@ -12,6 +12,7 @@ import pytest
 
 from vivavoce.api import cli, cli_serve, cli_speak
 from vivavoce.bus.errors import LayoutError, StartError, VivavoceError
+from vivavoce.configs.models import SHIPPED
 
 Said = Callable[[], tuple[str, str]]
 
@@ -150,6 +151,15 @@ def test_voices_needs_no_weights(tmp_path: Path, said: Said) -> None:
     out, _ = said()
     assert out.splitlines()[1:] == ["  abe (sichuan_dialect)", "  zoe", "languages: auto, german"]
     assert out.startswith("mine: custom_voice")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_voices_name_the_other_embedded_models(name: str, said: Said) -> None:
+    assert cli.main(["voices", "--model", name]) == 0
+    out, _ = said()
+    assert out.startswith(f"{name}: ")
+    assert ("  no preset voices\n" in out) == (name != "embedded")
+    assert f"also embedded: {', '.join(sorted(set(SHIPPED) - {name}))}\n" in out
 
 
 def test_voices_of_what_is_no_model(tmp_path: Path, said: Said) -> None:
