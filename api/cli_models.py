@@ -10,7 +10,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     voices = commands.add_parser(
         "voices", parents=[common], help="list a model's voices and languages; store and remove voices"
     )
-    of_model = "`embedded`, a folder or a hub id on this machine"
+    of_model = "`embedded`, `embedded-base`, `embedded-design`, a folder or a hub id on this machine"
     voices.add_argument("--model", default="embedded", help=of_model)
     voices.set_defaults(run=run_voices)
     actions = voices.add_subparsers(title="actions", metavar="ACTION")

@@ -37,7 +37,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-o", "--output", metavar="FILE", help="default: speech.wav; - is standard output")
     where.add_argument("--play", action="store_true", help="play it while it is made (extra `play`)")
-    parser.add_argument("--model", help="`embedded`, a folder or a hub id (default: the layout's first)")
+    parser.add_argument(
+        "--model",
+        help="`embedded`, `embedded-base` (clones), `embedded-design` (described voices), a folder or a hub id "
+        "(default: the layout's first)",
+    )
     parser.add_argument(
         "--voice", help="a preset or stored voice (default: the model's first; see `vivavoce voices`)"
     )

@@ -91,7 +91,7 @@ def test_quantised_layers_with_overrides(copy: Callable[..., Path]) -> None:
         arrays |= {name: packed, f"{layer}.scales": scales, f"{layer}.biases": biases}
     settings = {"group_size": 64, "bits": 8, "mode": "affine", mixed: {"group_size": 64, "bits": 4}}
     model = load(copy(arrays, quantization=settings))
-    first, second = model.talker._layers[:2]
+    first, second = model.talker._layers[:2]  # pyright: ignore[reportPrivateUsage]
     assert isinstance(first.qkv, Stacked)
     assert second.qkv.format is not None if not isinstance(second.qkv, Stacked) else False
     exact = _hidden(load(EMBEDDED))
