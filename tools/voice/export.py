@@ -41,6 +41,8 @@ GENERATION = {
     "subtalker_top_p": 1.0,
     "max_new_tokens": 2048,
 }
+DESIGN_TEMPERATURE = 0.2
+"""Of voice_design: a voice is drawn in the first frames, and a colder one keeps nearer to its description."""
 
 
 def load_decoder(run: Path) -> Decoder:
@@ -209,6 +211,13 @@ def talker_config(size: TalkerSize, tokenizer: Tokenizer, kind: str) -> dict[str
     }
 
 
+def generation(kind: str) -> dict[str, Any]:
+    """generation_config.json of a checkpoint of one of KINDS."""
+    if kind != "voice_design":
+        return GENERATION
+    return GENERATION | dict.fromkeys(("temperature", "subtalker_temperature"), DESIGN_TEMPERATURE)
+
+
 def export(
     run: Path, tokenizer: Path, out: Path, kind: str = KINDS[0], codec_from: Path | None = None
 ) -> int:
@@ -226,7 +235,7 @@ def export(
         out / "config.json": talker_config(
             talker.size, Tokenizer.from_file(str(tokenizer / "tokenizer.json")), kind
         ),
-        out / "generation_config.json": GENERATION,
+        out / "generation_config.json": generation(kind),
         out / "preprocessor_config.json": {"processor_class": "Qwen3TTSProcessor", "padding_side": "left"},
     }
     if codec_from is not None:
