@@ -14,72 +14,25 @@ errors as it has words. MANIFEST.json is a list of {"file", "text", "voice"}; th
 
 import argparse
 import json
-import re
 import time
 import wave
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.signal import resample_poly
 
 from .flite import Flite
 from .generate import Cloned, Described, Speaker, write_wav
 from .likeness import described, followed, likeness, read_descriptions, references
+from .listener import Listener, Sound, percent
 from .quantizer import Quantizer
-from .spoken import spoken, word_errors, words
+from .spoken import spoken
 from .synth import say
 from .voices import PRESETS, everyone
 
 SENTENCES = Path(__file__).with_name("eval_sentences.txt").read_text().splitlines()
-Sound = NDArray[np.float32]
-
-
-class Listener:
-    """faster-whisper, greedy."""
-
-    def __init__(self, model: str) -> None:
-        from faster_whisper import WhisperModel
-
-        self.model: Any = WhisperModel(model, device="cpu", compute_type="int8", cpu_threads=1)
-
-    def hear(self, samples: Sound) -> str:
-        """What is said in 24 kHz samples."""
-        low = resample_poly(samples, 2, 3).astype(np.float32)
-        segments, _ = self.model.transcribe(
-            low,
-            language="en",
-            beam_size=1,
-            temperature=0.0,
-            without_timestamps=True,
-            condition_on_previous_text=False,
-            max_new_tokens=100,
-        )
-        return " ".join(segment.text.strip() for segment in segments)
-
-    def rate(self, sounds: Iterable[tuple[str, Sound]], show: bool) -> tuple[int, int]:
-        """Errors and words over (text, sound) pairs."""
-        errors = total = 0
-        for text, samples in sounds:
-            heard = self.hear(samples)
-            # A recogniser may write 3:30 as 330 or 3.30.
-            for time_of_day in re.findall(r"\d+:\d\d", text):
-                for form in (time_of_day.replace(":", ""), time_of_day.replace(":", ".")):
-                    heard = heard.replace(form, time_of_day)
-            wanted = words(text)
-            wrong = min(word_errors(wanted, words(heard)), len(wanted))
-            errors, total = errors + wrong, total + len(wanted)
-            if show and wrong:
-                print(f"    {wrong}/{len(wanted)} {text} | {heard}", flush=True)
-        return errors, total
-
-
-def _percent(counts: tuple[int, int]) -> str:
-    return f"{100 * counts[0] / max(1, counts[1]):.1f} %"
 
 
 def speech(args: argparse.Namespace) -> None:
@@ -102,9 +55,9 @@ def speech(args: argparse.Namespace) -> None:
                     )
             counts = listener.rate(zip(texts, (row.samples for row in spoken_rows), strict=True), args.show)
             total = (total[0] + counts[0], total[1] + counts[1])
-            print(f"{'streamed' if streamed else 'whole'} text, {voice}: {_percent(counts)}", flush=True)
+            print(f"{'streamed' if streamed else 'whole'} text, {voice}: {percent(counts)}", flush=True)
         layout = "streamed" if streamed else "whole"
-        print(f"{layout} text: {_percent(total)} of {total[1]} words wrong, {cut} not ended", flush=True)
+        print(f"{layout} text: {percent(total)} of {total[1]} words wrong, {cut} not ended", flush=True)
 
 
 def endings(args: argparse.Namespace) -> None:
@@ -146,8 +99,8 @@ def codec(args: argparse.Namespace) -> None:
             with torch.no_grad():
                 coded.append((text, decoder(torch.from_numpy(codes).long().T[None])[0].numpy()))
             plain.append((text, part.samples.astype(np.float32) / 32768))
-        print(f"{name}: engine {_percent(listener.rate(plain, args.show))}", flush=True)
-        print(f"{name}: codec {_percent(listener.rate(coded, args.show))}", flush=True)
+        print(f"{name}: engine {percent(listener.rate(plain, args.show))}", flush=True)
+        print(f"{name}: codec {percent(listener.rate(coded, args.show))}", flush=True)
 
 
 def clones(args: argparse.Namespace) -> None:
@@ -190,7 +143,7 @@ def clones(args: argparse.Namespace) -> None:
         cut = sum(not row.ended for row in spoken_rows)
         print(
             f"{layout}: nearer to their own in {100 * nearer:.1f} % of pairs, pitch off by {semitones:.2f} "
-            f"semitones, {_percent(wrong)} of words wrong, {cut} of {len(rows)} not ended",
+            f"semitones, {percent(wrong)} of words wrong, {cut} of {len(rows)} not ended",
             flush=True,
         )
 
@@ -215,7 +168,7 @@ def descriptions(args: argparse.Namespace) -> None:
             for aspect, right in found.items()
         )
         cut = sum(not row.ended for row in spoken_rows)
-        print(f"{name}: {shares} followed; {_percent(wrong)} of words wrong, {cut} not ended", flush=True)
+        print(f"{name}: {shares} followed; {percent(wrong)} of words wrong, {cut} not ended", flush=True)
 
 
 def files(args: argparse.Namespace) -> None:
@@ -227,7 +180,7 @@ def files(args: argparse.Namespace) -> None:
             samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
         voices.setdefault(entry["voice"], []).append((entry["text"], samples))
     for voice, sounds in voices.items():
-        print(f"{voice}: {_percent(listener.rate(sounds, args.show))}", flush=True)
+        print(f"{voice}: {percent(listener.rate(sounds, args.show))}", flush=True)
 
 
 def main() -> None:

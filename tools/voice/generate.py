@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from .decoder import Decoder, DecoderSize
-from .ids import CODEC_EOS, TalkerSize
+from .checkpoint import read_decoder, read_talker
+from .ids import CODEC_EOS
 from .prompts import VOICE, Prompt, Prompter
 from .quantizer import FIRST
-from .talker import Cache, Talker
+from .talker import Cache
 from .voices import PRESETS
 
 MIN_FRAMES = 2
@@ -91,67 +90,11 @@ class Speaker:
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.device = device
-        config = json.loads((folder / "config.json").read_text())["talker_config"]
-        predictor = config["code_predictor_config"]
-        size = TalkerSize(
-            hidden=config["hidden_size"],
-            layers=config["num_hidden_layers"],
-            heads=config["num_attention_heads"],
-            kv_heads=config["num_key_value_heads"],
-            head=config["head_dim"],
-            inner=config["intermediate_size"],
-            text_vocabulary=config["text_vocab_size"],
-            text_hidden=config["text_hidden_size"],
-            predictor_hidden=predictor["hidden_size"],
-            predictor_layers=predictor["num_hidden_layers"],
-            predictor_heads=predictor["num_attention_heads"],
-            predictor_inner=predictor["intermediate_size"],
-            predictor_vocabulary=predictor["vocab_size"],
-            groups=config["num_code_groups"],
-        )
-        self.talker = Talker(size)
-        weights = load_file(folder / "model.safetensors")
-        self.talker.load_state_dict(
-            {name.removeprefix("talker."): value.float() for name, value in weights.items()}
-        )
-        self.decoder = self._decoder(folder / "speech_tokenizer")
-        self.talker.to(device).eval()
-        self.decoder.to(device).eval()
+        self.talker = read_talker(folder).to(device).eval()
+        self.decoder = read_decoder(folder / "speech_tokenizer").to(device).eval()
         self.prompter = Prompter(folder)
         settings: dict[str, Any] = json.loads((folder / "generation_config.json").read_text())
         self.sampling = Sampling(**{name: settings[name] for name in Sampling.__dataclass_fields__})
-
-    @staticmethod
-    def _decoder(folder: Path) -> Decoder:
-        config = json.loads((folder / "config.json").read_text())["decoder_config"]
-        size = DecoderSize(
-            table=config["codebook_dim"] // 2,
-            latent=config["latent_dim"],
-            hidden=config["hidden_size"],
-            heads=config["num_attention_heads"],
-            head=config["head_dim"],
-            layers=config["num_hidden_layers"],
-            inner=config["intermediate_size"],
-            channels=config["decoder_dim"],
-            window=config["sliding_window"],
-        )
-        decoder, state = Decoder(size), {}
-        weights = {
-            name.removeprefix("decoder."): v.float()
-            for name, v in load_file(folder / "model.safetensors").items()
-        }
-        for part, groups in (("first", 1), ("rest", config["num_quantizers"] - 1)):
-            books = [f"quantizer.rvq_{part}.vq.layers.{i}._codebook" for i in range(groups)]
-            tables = [
-                weights.pop(f"{book}.embedding_sum")
-                / weights.pop(f"{book}.cluster_usage").clamp(min=1e-5)[:, None]
-                for book in books
-            ]
-            state[f"{part}.tables"] = torch.stack(tables)
-            state[f"{part}.output_proj.weight"] = weights.pop(f"quantizer.rvq_{part}.output_proj.weight")
-            del weights[f"quantizer.rvq_{part}.input_proj.weight"]
-        decoder.load_state_dict(state | weights)
-        return decoder
 
     @torch.no_grad()
     def speak(
