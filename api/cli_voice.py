@@ -27,6 +27,7 @@ def add(actions: Any) -> None:
 
 
 def run_add(args: argparse.Namespace) -> int:
+    _refuse_preset(args.name)
     voice = _store().add(
         args.name, recording(args.file), text=args.text, consent=args.consent, description=args.description
     )
@@ -99,6 +100,7 @@ def _check_free(name: str, layout: "Layout") -> None:
     from ..configs.voice_store import check_name
 
     check_name(name)
+    _refuse_preset(name)
     if _store(layout).find(name) is not None:
         raise VivavoceError(f"there is a voice {name!r} already: choose another name, or remove it first")
 
@@ -158,6 +160,16 @@ def save(
     else:
         pcm = references.decode(heard, name)
     store.add(name, pcm, text=text, description="made by vivavoce")
+
+
+def _refuse_preset(name: str) -> None:
+    """A stored voice of the released presets' names would hide one of them."""
+    from ..bus.errors import VivavoceError
+    from ..configs.models import EMBEDDED, find
+    from .cli_checkpoint import read_config
+
+    if name.lower() in read_config(find(EMBEDDED)).talker_config.spk_id:
+        raise VivavoceError(f"{name!r} is a preset voice: choose another name")
 
 
 def _store(layout: "Layout | None" = None) -> "VoiceStore":

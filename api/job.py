@@ -223,10 +223,10 @@ class SpeechJob(Job[SpeechRequest]):
             await self._send_texts()
 
     async def heard(self, samples: int) -> None:
-        """The client has played so much by now; what it needs next is due accordingly."""
-        self.played = samples
+        """The client has played so much by now, which only grows; what it needs next is due accordingly."""
+        self.played = max(samples, self.played or 0)
         if self._sent and not self._closed:
-            await self._request.played(min(samples, self._sent) / self.rate)
+            await self._request.played(min(self.played, self._sent) / self.rate)
 
     async def _send_texts(self) -> None:
         async with self._sending:
@@ -281,7 +281,7 @@ class SpeechJob(Job[SpeechRequest]):
         heard = self._sent if self.played is None else min(self.played, self._sent)
         return {
             "samples_sent": self._sent,
-            "samples_heard": self.played,
+            "samples_heard": None if self.played is None else heard,
             "sample_rate": self.rate,
             "text": self._edge.pace.covered(self._text, heard / self.rate * self.speak.speed),
         }

@@ -67,6 +67,8 @@ class Session:
         self._edge = edge
         self._exchange = exchange
         self._config = SessionConfig()
+        self._refused = False
+        """Whether the last config was, so that no text is spoken in another way than was asked for."""
         self._likeness: Likeness | None = None
         self._utterances: list[Utterance] = []
         self._filling: Utterance | None = None
@@ -124,24 +126,28 @@ class Session:
     async def _take(self, message: dict[str, Any], tasks: anyio.abc.TaskGroup) -> None:
         match message:
             case {"type": "session.config"}:
+                self._refused = True
                 config = convert(message, SessionConfig)
                 voice = await likeness(config, self._edge)
                 self._edge.speak(
                     self._exchange.id, "", config, streamed=True, more_text=True, likeness=voice
                 )  # or refused now
-                self._config, self._likeness = config, voice
+                self._config, self._likeness, self._refused = config, voice, False
             case {"type": "input.text", "text": str(text)}:
                 await self._text(text, tasks)
             case {"type": "input.done"}:
                 await self._done()
-            case {"type": "playback", "samples": int(samples)} if samples >= 0:
+            case {"type": "playback"}:
+                samples = _samples(message)
                 for job in self._jobs(message.get("utterance_index")):
                     await job.heard(samples)
             case {"type": "cancel"}:
-                if isinstance(samples := message.get("samples"), int) and samples >= 0:
-                    for job in self._jobs(message.get("utterance_index")):
-                        job.played = samples
-                await self._cancel_all()
+                try:
+                    if message.get("samples") is not None:
+                        for job in self._jobs(message.get("utterance_index")):
+                            job.played = _samples(message)
+                finally:
+                    await self._cancel_all()
             case _:
                 known = "session.config, input.text, input.done, playback, cancel, session.close"
                 raise RequestError(f"Unknown message {message.get('type')!r}; known: {known}.", "type")
@@ -149,6 +155,10 @@ class Session:
     async def _text(self, text: str, tasks: anyio.abc.TaskGroup) -> None:
         utterance = self._filling
         if utterance is None:
+            if self._refused:
+                raise RequestError(
+                    "The last session.config was refused: send another before any text.", "type"
+                )
             if len(self._utterances) >= MAX_UTTERANCES:
                 raise RequestError(
                     f"At most {MAX_UTTERANCES} utterances may be open.", code="too_many_utterances"
@@ -278,3 +288,15 @@ class Session:
 
     async def _send(self, message: dict[str, Any]) -> None:
         await websocket.send(msgspec.json.encode(message).decode())
+
+
+def _samples(message: dict[str, Any]) -> int:
+    """Raises RequestError."""
+    match message.get("samples"):
+        case bool():
+            pass
+        case int(samples) if samples >= 0:
+            return samples
+        case _:
+            pass
+    raise RequestError("`samples` is how many samples were played: a whole number, 0 or more.", "samples")

@@ -221,16 +221,30 @@ async def test_the_talker_learns_what_was_played(
         await socket.say("playback", samples=1)  # of nothing
         await socket.until("audio.start")
         await socket.hear()
-        for samples in (1_200, 10**9):
+        for samples in (1_200, 10**9, 100):
             await socket.say("playback", samples=samples)
         with anyio.fail_after(20):
-            while len(said) < 2:
+            while len(said) < 3:
                 await socket.hear()
         await socket.say("cancel")
-        sent = (await socket.until("cancelled"))[-1]["samples_sent"]
+        told = (await socket.until("cancelled"))[-1]
+    sent = told["samples_sent"]
+    assert told["samples_heard"] == sent
     assert said[0] == 0.025
-    assert 0.025 < said[1] <= sent / 48_000
+    assert 0.025 < said[1] <= said[2] <= sent / 48_000
     await freed(http)
+
+
+async def test_nothing_is_spoken_in_another_way_than_was_asked_for(dial: Callable[..., Any]) -> None:
+    async with dial() as socket:
+        await socket.say("session.config", voice="nobody", response_format="pcm")
+        assert (await socket.hear())["error"]["param"] == "voice"
+        await socket.say("input.text", text="Hello.")
+        assert "session.config was refused" in (await socket.hear())["message"]
+        await socket.say("session.config", voice="ryan", response_format="pcm")
+        await socket.say("input.text", text="Hello.")
+        await socket.say("input.done")
+        assert (await socket.until("audio.start"))[-1]["format"] == "pcm"
 
 
 async def test_leaving_frees_everything(dial: Callable[..., Any], http: httpx.AsyncClient) -> None:
@@ -249,7 +263,10 @@ async def test_leaving_frees_everything(dial: Callable[..., Any], http: httpx.As
         ({"type": "input.text"}, "type"),
         ({"type": "what"}, "type"),
         ({"type": "input.done"}, "text"),
-        ({"type": "playback"}, "type"),
+        ({"type": "playback"}, "samples"),
+        ({"type": "playback", "samples": -1}, "samples"),
+        ({"type": "playback", "samples": True}, "samples"),
+        ({"type": "playback", "samples": "100"}, "samples"),
         ({"type": "input.text", "text": "x" * 20_001}, "input"),
     ],
 )

@@ -83,6 +83,22 @@ def test_static_rows_do_not_depend_on_the_text(layout: Any, checkpoint: Checkpoi
     assert not np.array_equal(np.array(one.prefill)[0, one.static], np.array(other.prefill)[0, one.static])
 
 
+@pytest.mark.parametrize("layout", ["streaming", "full", "reference_first"])
+def test_a_transcript_longer_than_its_sound_leaves_a_row_to_go_on_with(
+    layout: Any, checkpoint: Checkpoint, golden: Golden
+) -> None:
+    """The static rows are a prefix that is computed once and then resumed."""
+    model = load(checkpoint("base"), dtype="fp32")
+    said = "More words than anybody can say in the time. " * 12
+    clone = _clone(golden("base", "encoders"), {"clip": "three", "ref_text": said})
+    assert clone.codes is not None
+    assert len(model.templates.spoken(said)[1]) > clone.codes.shape[0]
+    prompt = build_clone(model, "Hello, world!", clone, language=None, layout=layout)
+    prefix = model.talker.prefix(prompt.prefill[:, : prompt.static])
+    _, code, _ = model.talker.resume(prefix, prompt.prefill[:, prompt.static :], model.sampling, 1)
+    assert code.shape == (1, 1)
+
+
 def _clone(encoders: Any, given: dict[str, Any]) -> Clone:
     vector = mx.array(encoders[f"{given['clip']}.speaker"])
     if given["ref_text"] is None:

@@ -44,6 +44,7 @@ def test_voices_are_added_listed_and_removed(
     ("arguments", "says"),
     [
         (["voices", "add", "../x", "FILE"], "name"),
+        (["voices", "add", "Serena", "FILE"], "'Serena' is a preset voice: choose another name"),
         (["voices", "add", "x", "/no/such/file"], "/no/such/file: No such file"),
         (["voices", "add", "x", __file__], "no audio"),
         (["speak", "Hi.", "--ref-text", "Hello."], "--ref-audio, which is missing"),
@@ -52,6 +53,7 @@ def test_voices_are_added_listed_and_removed(
         (["speak", "Hi.", "--speaker-embedding", "/no/such.npy"], "/no/such.npy: No such file"),
         (["speak", "Hi.", "--speaker-embedding", __file__], "holds no numbers"),
         (["speak", "Hi.", "--save-voice", "../x"], "name"),
+        (["speak", "Hi.", "--save-voice", "ryan"], "is a preset voice"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(

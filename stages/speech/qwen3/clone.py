@@ -68,7 +68,8 @@ def build_clone(
         parts = [prefix, words + model.rows.codec_pad, pad + frames]
         spare, static = 0, len(said)
     else:
-        spare, static = words.shape[1] - frames.shape[1], min(len(said), frames.shape[1])
+        # The last row is never static: it is what a remembered prefix is resumed with.
+        spare, static = words.shape[1] - frames.shape[1], min(len(said), frames.shape[1] - 1)
         parts = [prefix, _padded(words, frames.shape[1], pad) + frames]
     trailing = words[:, words.shape[1] - max(spare, 0) :]
     return Prompt(mx.concatenate(parts, axis=1), trailing, pad, len(ids), prefix.shape[1] + static)
