@@ -85,7 +85,7 @@ def _check_design(models: Models, speak: Speak) -> None:
 def _use(models: Models, can: Callable[[Qwen3TTS], bool]) -> str:
     names = [name for name, model in models.items() if can(model)]
     if not names:
-        return "load another model, none of those here can do it"
+        return "load another model: none of those here can do it"
     return f"use model {' or '.join(names)}"
 
 
