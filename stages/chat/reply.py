@@ -81,7 +81,12 @@ class Reply:
 
     def _read(self, sections: list[Section]) -> Piece:
         readers = {"content": self._content, "reasoning": self._reason, "tool": self._tool}
-        return _join([readers[kind](text, closed) for kind, text, closed in sections])
+        pieces: list[Piece] = []
+        for kind, text, closed in sections:
+            if self.stopped is not None:
+                break  # what stands behind a stop string is not told, in one token with it or not
+            pieces.append(readers[kind](text, closed))
+        return _join(pieces)
 
     def _content(self, text: str, closed: bool) -> Piece:
         if self._fresh:

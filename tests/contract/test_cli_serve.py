@@ -76,6 +76,7 @@ async def test_a_second_signal_ends_it_in_one_line(connect: Callable[..., Any]) 
 
 async def test_every_process_logs_json_and_refusals_say_what_they_were() -> None:
     async with started("--layout", "split") as (process, log, port, (_, codec)):
+        await log.until("ready, with codec_decoder")  # its own words; the server may know sooner
         os.kill(codec, signal.SIGKILL)
         await log.until("ended:")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:

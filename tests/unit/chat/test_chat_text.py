@@ -320,6 +320,15 @@ def test_any_tokens_of_a_reply_tell_the_same(
     assert told[0] == told[1]
 
 
+def test_nothing_behind_a_stop_string_is_told_though_it_is_in_the_same_token() -> None:
+    said = 'a stop<think>{"name": "f", "arguments": '
+    reply = Reply(
+        Style(lambda tokens: said * len(tokens), think=("<think>", "</think>"), calls=HERMES), ("stop",)
+    )
+    assert read(reply, [0]) == Piece(text="a ")
+    assert reply.stopped == "stop"
+
+
 def test_what_is_no_call_is_content(codec: Any) -> None:
     encode, decode = codec
     said = "<tool_call>not a call</tool_call> then"
