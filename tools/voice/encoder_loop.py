@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .average import Average
+from .progress import Progress
 from .recorder import Recorder, set_rate
 
 
@@ -64,20 +64,10 @@ def train(
         capturable=on_gpu,
     )
     parts = {"model": model, "average": average.model, "optimizer": optimizer}
-    step, before = 0, 0.0
-    if saved.exists():
-        state = torch.load(saved, map_location=device)
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        step, before = state["step"], state["seconds"]
-    began = time.monotonic()
+    done = Progress(saved, parts, device, args.minutes)
 
     def save() -> None:
-        state = {name: part.state_dict() for name, part in parts.items()}
-        state |= {"step": step, "seconds": before + time.monotonic() - began, "size": vars(model.size)}
-        saved.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, saved.with_suffix(".tmp"))
-        saved.with_suffix(".tmp").rename(saved)
+        done.save(size=vars(model.size))
         validate(average.model)
 
     def improve(*batch: Tensor) -> tuple[Tensor, ...]:
@@ -89,20 +79,16 @@ def train(
         average.update()
         return tuple(value.detach() for value in found)
 
-    run, next_save = Recorder(improve, [optimizer], args.graphs and on_gpu), began + 60
-    while step < args.steps:
-        share = (before + time.monotonic() - began) / (60 * args.minutes)
-        if share >= 1:
-            break
+    run = Recorder(improve, [optimizer], args.graphs and on_gpu)
+    while done.step < args.steps and (share := done.share) < 1:
         rate = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))
-        set_rate(optimizer, args.rate * rate * min(1, (step + 1) / 300))
-        found = run(*draw(step))
-        step += 1
-        if step % 200 == 0 or step == 1:
+        set_rate(optimizer, args.rate * rate * min(1, (done.step + 1) / 300))
+        found = run(*draw(done.step))
+        done.step += 1
+        if done.step % 200 == 0 or done.step == 1:
             told = " ".join(f"{float(value):.4f}" for value in found)
-            print(f"step {step} {time.monotonic() - began:.0f} s losses {told}", flush=True)
-        if time.monotonic() > next_save:
-            next_save += 60
+            print(f"step {done.step} {done.seconds:.0f} s losses {told}", flush=True)
+        if done.look():
             save()
     save()
-    print(f"{step} steps", flush=True)
+    print(f"{done.step} steps", flush=True)

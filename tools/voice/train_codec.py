@@ -20,6 +20,7 @@ from .average import Average
 from .decoder import Decoder, DecoderSize
 from .features import FRAME
 from .losses import Critics, critics_loss, deception_loss, spectral_distance
+from .progress import Progress
 from .quantizer import Quantizer
 from .recorder import Recorder, set_rate
 from .shards import FRAMES_AN_HOUR, Shard, read
@@ -133,25 +134,10 @@ def main() -> None:
         for model in (decoder, critics)
     )
     parts = {"decoder": decoder, "critics": critics, "average": average.model, "maker": maker, "judge": judge}
-    saved, step, before = args.run / "codec.pt", 0, 0.0
-    if saved.exists():
-        state = torch.load(saved, map_location=device)
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        step, before = state["step"], state["seconds"]
-
-    began = time.monotonic()
+    done = Progress(args.run / "codec.pt", parts, device, args.minutes)
 
     def save() -> None:
-        state = {name: part.state_dict() for name, part in parts.items()}
-        state |= {
-            "step": step,
-            "seconds": before + time.monotonic() - began,
-            "size": vars(decoder.size),
-            "used": quantizer.used,
-        }
-        torch.save(state, saved.with_suffix(".tmp"))
-        saved.with_suffix(".tmp").rename(saved)
+        done.save(size=vars(decoder.size), used=quantizer.used)
 
     def make(codes: Tensor, begin: Tensor, real: Tensor, judged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         made = decoder.sound(crop_latents(decoder.latents(codes), begin)) * judged
@@ -186,12 +172,8 @@ def main() -> None:
 
     first = Recorder(alone, [maker], args.graphs and on_gpu)
     then = Recorder(judged_too, [maker, judge], args.graphs and on_gpu)
-    next_look = began + 60
-    while step < args.steps:
-        share = (before + time.monotonic() - began) / (60 * args.minutes)
-        if share >= 1:
-            break
-        rate = (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share))) * min(1, (step + 1) / 200)
+    while done.step < args.steps and (share := done.share) < 1:
+        rate = (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share))) * min(1, (done.step + 1) / 200)
         set_rate(maker, args.rate * rate)
         set_rate(judge, args.rate / 2 * rate)
         batch = pool.batch(args.batch)
@@ -200,19 +182,18 @@ def main() -> None:
         else:
             ramp = min(1.0, (share - args.critics) / 0.05)
             distance, verdict = then(torch.tensor(ramp, device=device), *batch)
-        step += 1
-        if step % 100 == 0 or step == 1:
-            seconds = time.monotonic() - began
+        done.step += 1
+        if done.step % 100 == 0 or done.step == 1:
             print(
-                f"step {step} {seconds:.0f} s spectral {distance:.4f} critics {verdict:.3f} rate {rate:.3f}",
+                f"step {done.step} {done.seconds:.0f} s spectral {distance:.4f} critics {verdict:.3f} "
+                f"rate {rate:.3f}",
                 flush=True,
             )
-        if time.monotonic() > next_look:
-            next_look += 60
+        if done.look():
             pool.refresh()
             save()
     save()
-    print(f"{step} steps, {len(pool.codes) / FRAMES_AN_HOUR:.1f} h of speech on the device", flush=True)
+    print(f"{done.step} steps, {len(pool.codes) / FRAMES_AN_HOUR:.1f} h of speech on the device", flush=True)
 
 
 if __name__ == "__main__":

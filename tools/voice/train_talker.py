@@ -9,7 +9,6 @@ resumes it. --start begins with the weights of an exported checkpoint.
 import argparse
 import json
 import math
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from .average import Average
 from .ids import CODEC_EOS, CODEC_VOCABULARY, TalkerSize
+from .progress import Progress
 from .prompts import END, VOICE
 from .quantizer import FIRST
 from .recorder import Recorder, set_rate
@@ -139,13 +139,8 @@ def main() -> None:
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     first_rate, on_gpu = torch.tensor(args.rate, device=device), device == "cuda"
     optimizer = torch.optim.AdamW(groups, first_rate, (0.9, 0.98), fused=on_gpu, capturable=on_gpu)
-    saved, step, before = args.run / "talker.pt", 0, 0.0
-    if saved.exists():
-        state = torch.load(saved, map_location=device)
-        losses.load_state_dict(state["losses"])
-        average.model.load_state_dict(state["average"])
-        optimizer.load_state_dict(state["optimizer"])
-        step, before = state["step"], state["seconds"]
+    parts = {"losses": losses, "average": average.model, "optimizer": optimizer}
+    done = Progress(args.run / "talker.pt", parts, device, args.minutes)
     if args.compile:
         # One layer is compiled and reused by all, for every length: seconds instead of minutes of compiling.
         for layer in [*talker.model.layers, *talker.code_predictor.model.layers]:
@@ -162,14 +157,9 @@ def main() -> None:
         return first.detach(), later.detach().mean(), phones.detach()
 
     train = Recorder(run, [optimizer], args.graphs and on_gpu)
-    began = time.monotonic()
 
     def save() -> None:
-        state = {"losses": losses.state_dict(), "average": average.model.state_dict()}
-        state |= {"optimizer": optimizer.state_dict(), "size": vars(talker.size), "used": losses.used}
-        state |= {"step": step, "seconds": before + time.monotonic() - began}
-        torch.save(state, saved.with_suffix(".tmp"))
-        saved.with_suffix(".tmp").rename(saved)
+        done.save(size=vars(talker.size), used=losses.used)
 
     def validate() -> str:
         rows.validating = True
@@ -186,28 +176,22 @@ def main() -> None:
     count = sum(weight.numel() for weight in talker.parameters())
     hours = len(codes) / FRAMES_AN_HOUR
     print(f"{len(tables['frames'])} utterances, {hours:.1f} h, {count} weights", flush=True)
-    next_look = began + 60
-    while step < args.steps:
-        share = (before + time.monotonic() - began) / (60 * args.minutes)
-        if share >= 1:
-            break
+    while done.step < args.steps and (share := done.share) < 1:
         rate = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share))
-        set_rate(optimizer, args.rate * rate * min(1, (step + 1) / args.warm_up))
+        set_rate(optimizer, args.rate * rate * min(1, (done.step + 1) / args.warm_up))
         first, later, phones = train(*(part.to(device, non_blocking=True) for part in next(batches)))
-        step += 1
-        if step % 200 == 0 or step in (1, 20):
-            seconds = time.monotonic() - began
+        done.step += 1
+        if done.step % 200 == 0 or done.step in (1, 20):
             print(
-                f"step {step} {seconds:.0f} s group 0 {first:.3f} later {later:.3f} phones {phones:.3f} "
+                f"step {done.step} {done.seconds:.0f} s group 0 {first:.3f} later {later:.3f} phones {phones:.3f} "
                 f"rate {rate:.3f}",
                 flush=True,
             )
-        if time.monotonic() > next_look:
-            next_look += 60
+        if done.look():
             save()
             print(f"held out: group 0, 1, 2, 3, later, phones: {validate()}", flush=True)
     save()
-    print(f"{step} steps; held out: group 0, 1, 2, 3, later, phones: {validate()}", flush=True)
+    print(f"{done.step} steps; held out: group 0, 1, 2, 3, later, phones: {validate()}", flush=True)
 
 
 if __name__ == "__main__":
