@@ -18,6 +18,9 @@ from .ops import CAUSAL, apart, joined, rms_norm, rotary
 from .sampling import Controls, Sampling, controls, noise
 from .weights import Linear, Weights
 
+Says = Callable[[int, mx.array], mx.array]
+"""A pass, in the order of the groups: group i and its code int32 [B, 1] → logits of group i + 1, float32 [B, V]."""
+
 
 class CodePredictor:
     def __init__(self, config: ModelConfig, weights: Weights, first_embedding: mx.array) -> None:
@@ -69,8 +72,7 @@ class CodePredictor:
             self._blank = mx.zeros((2, self._shape[0], RECENT, self._shape[2]), self._dtype)
             mx.eval(self._at, self._none, self._blank)
         mx.eval(self._turns)
-        framer = self._kernel_framer if self._fused else self._framer
-        self._frame = {flag: compiled(framer(flag)) for flag in (False, True)}
+        self._frame = {flag: compiled(self._framer(flag)) for flag in (False, True)}
 
     def frame(
         self, hidden: mx.array, code0: mx.array, sampling: Sampling, key: mx.array, frame: mx.array
@@ -112,34 +114,7 @@ class CodePredictor:
         return mx.take(self._table, codes + self._starts, axis=0).sum(axis=1, keepdims=True)
 
     def _framer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], list[mx.array]]]:
-        def frame(
-            control: Controls,
-            hidden: list[mx.array],
-            code0: list[mx.array],
-            keys: list[mx.array],
-            indices: list[mx.array],
-        ) -> tuple[list[mx.array], list[mx.array]]:
-            control, batch = Controls(*control), len(hidden)
-            draws = self._draws(control, keys, indices)
-            start, code = joined(hidden), joined(code0)
-            start = start[:, 0]
-            start = (start if self._narrow is None else self._narrow(start, batch))[:, None]
-            rows = mx.concatenate([start, mx.take(self._inputs[0], code, axis=0)], axis=1)
-            rows = rows.reshape(2 * batch, -1)
-            caches = [mx.zeros((2 * batch, *self._shape), self._dtype) for _ in self._layers]
-            codes = [code]
-            for i, head in enumerate(self._heads):
-                logits = head(self._pass(rows, caches, 0 if i == 0 else i + 1), batch).astype(mx.float32)
-                code = kernels.choose(logits, draws[i], control, nucleus)
-                codes.append(code)
-                rows = mx.take(self._inputs[i + 1], code[:, 0], axis=0)
-            chosen = mx.concatenate(codes, axis=1)
-            return apart(chosen, batch), apart(self.embed(chosen), batch)
-
-        return frame
-
-    def _kernel_framer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], list[mx.array]]]:
-        """As `_framer`; position 0 goes alone, so that every pass has one row a request."""
+        begin = self._begin_kernels if self._fused else self._begin
 
         def frame(
             control: Controls,
@@ -148,24 +123,41 @@ class CodePredictor:
             keys: list[mx.array],
             indices: list[mx.array],
         ) -> tuple[list[mx.array], list[mx.array]]:
-            control, batch = Controls(*control), len(hidden)
-            draws = self._draws(control, keys, indices)
-            recent = [[self._blank] * batch for _ in self._fused]
-            # MLX's product goes request by request: what it makes of a row depends on the others.
-            starts = [row[:, 0] if self._narrow is None else self._narrow(row[:, 0]) for row in hidden]
-            self._kernel_pass(joined(starts), recent, 0)
-            code = joined(code0)
-            codes = [code]
-            for i, head in enumerate(self._head_rows):
-                x = mx.take(self._inputs[i], code[:, 0], axis=0)
-                x = self._kernel_pass(x, recent, i + 1)
-                logits = head.normed(x, self._norm, self._eps, mx.float32)
-                code = kernels.choose(logits, draws[i], control, nucleus)
-                codes.append(code)
+            control, batch, groups = Controls(*control), len(hidden), self._groups - 1
+            gumbel = noise(joined(keys), joined(indices), 1, groups, self._vocabulary, control)
+            says, codes = begin(hidden), [joined(code0)]
+            for i, drawn in enumerate(mx.split(gumbel, groups)):
+                codes.append(kernels.choose(says(i, codes[-1]), drawn[0], control, nucleus))
             chosen = mx.concatenate(codes, axis=1)
             return apart(chosen, batch), apart(self.embed(chosen), batch)
 
         return frame
+
+    def _begin(self, hidden: list[mx.array]) -> Says:
+        batch, start = len(hidden), joined(hidden)[:, 0]
+        start = start if self._narrow is None else self._narrow(start, batch)
+        caches = [mx.zeros((2 * batch, *self._shape), self._dtype) for _ in self._layers]
+
+        def says(i: int, code: mx.array) -> mx.array:
+            x, first = mx.take(self._inputs[i], code[:, 0], axis=0), i + 1
+            if i == 0:
+                x, first = mx.stack([start, x], axis=1).reshape(2 * batch, -1), 0
+            return self._heads[i](self._pass(x, caches, first), batch).astype(mx.float32)
+
+        return says
+
+    def _begin_kernels(self, hidden: list[mx.array]) -> Says:
+        """Position 0 goes alone, so that every pass has one row a request."""
+        recent = [[self._blank] * len(hidden) for _ in self._fused]
+        # MLX's product goes request by request: what it makes of a row depends on the others.
+        starts = [row[:, 0] if self._narrow is None else self._narrow(row[:, 0]) for row in hidden]
+        self._kernel_pass(joined(starts), recent, 0)
+
+        def says(i: int, code: mx.array) -> mx.array:
+            x = self._kernel_pass(mx.take(self._inputs[i], code[:, 0], axis=0), recent, i + 1)
+            return self._head_rows[i].normed(x, self._norm, self._eps, mx.float32)
+
+        return says
 
     def _kernel_pass(self, x: mx.array, recent: list[list[mx.array]], at: int) -> mx.array:
         """Rows x [B, hidden] at one position, put into `recent` → the rows behind the last layer."""
@@ -174,12 +166,6 @@ class CodePredictor:
             kept = Kept([self._none] * x.shape[0], recent[i])
             x, recent[i] = layer(x, cos, sin, position, self._at[0][2], kept)
         return x
-
-    def _draws(self, control: Controls, keys: list[mx.array], indices: list[mx.array]) -> list[mx.array]:
-        """Scaled noise [B, V] of each group."""
-        groups = self._groups - 1
-        gumbel = noise(joined(keys), joined(indices), 1, groups, self._vocabulary, control)
-        return [draw[0] for draw in mx.split(gumbel, groups)]
 
     def _pass(self, x: mx.array, caches: list[mx.array], first: int) -> mx.array:
         """rows x [B * T, hidden] at positions first…, put into the caches → normed last rows [B, hidden]."""
