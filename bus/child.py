@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from .run_folder import tidy
 
 log = logging.getLogger(__name__)
 
+TIDY_S = 1.0
+"""How long the folder of a server that died is tried to be removed."""
 PARENT_GONE = 3
 SAID_WHY = 4
 """Exit codes."""
@@ -78,7 +81,11 @@ def _end_with_parent(folder: Path) -> None:
     """Exit at once when the parent is gone: nobody is left to answer to, nor to tidy up."""
     while os.read(0, 1):
         pass
-    tidy(folder)
+    # A dying process closes one descriptor after the other: its lock on the folder may outlive the pipe a little.
+    gone_by = time.monotonic() + TIDY_S
+    while folder.exists() and time.monotonic() < gone_by:
+        tidy(folder)
+        time.sleep(0.01)
     os._exit(PARENT_GONE)
 
 
