@@ -68,9 +68,21 @@ def write_random(
     mx.save_safetensors(str(folder / "speech_tokenizer" / "model.safetensors"), codec.tensors())
     for name in TOKENIZER:
         shutil.copyfile(embedded / name, folder / name)
-    (folder / "config.json").write_bytes(msgspec.json.encode(_unending(described)))
-    (folder / "generation_config.json").write_bytes(msgspec.json.encode(GenerationConfig()))
-    (folder / "speech_tokenizer" / "config.json").write_bytes(msgspec.json.encode(codec_config))
+    for name, content in (
+        ("config.json", _unending(described)),
+        ("generation_config.json", msgspec.to_builtins(GenerationConfig())),
+        ("speech_tokenizer/config.json", msgspec.to_builtins(codec_config)),
+    ):
+        (folder / name).write_bytes(msgspec.json.encode(_without_nulls(content)))
+
+
+def _without_nulls(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` without its nulls, at any depth: mlx-audio takes a key that is there for one that has a value."""
+    return {
+        key: _without_nulls(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if value is not None
+    }
 
 
 def _unending(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """mlx-audio's side: its own streaming loop with one-frame chunks, and the same pieces of it one by one."""
 
+import io
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,9 +29,15 @@ class Theirs:
         # It guesses from a weight's shape whether it is transposed already, wrongly for narrow convolutions.
         # A checkpoint in the released layout never is.
         qwen3_tts.check_array_shape_qwen3 = lambda _weight: False
-        self._model: Any = load(Path(self._plan.folder))
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            self._model: Any = load(Path(self._plan.folder))
+        # Where its tokenizer or codec fails to load it prints a warning and goes on without.
         if self._model.tokenizer is None or self._model.speech_tokenizer is None:
-            raise RuntimeError("mlx-audio could not load the checkpoint's tokenizer or codec")
+            said = [line.strip() for line in printed.getvalue().splitlines() if line.strip()]
+            raise RuntimeError(
+                f"mlx-audio cannot use the checkpoint: {'; '.join(said) or 'it does not say why'}"
+            )
         self._load_s = time.perf_counter() - start
         return self
 
