@@ -1,5 +1,5 @@
 """Runs CUDA kernels on the CPU, for tests on machines without a GPU: what `mx.fast.cuda_kernel` makes, compiled
-with a C++ compiler and `cuda/on_cpu.h`. Arrays of float32 and int32 only."""
+with a C++ compiler and `cuda/on_cpu.h`. Arrays of float32, int32 and uint32 only."""
 
 import ctypes
 import hashlib
@@ -10,7 +10,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-_NAMES: dict[Any, str] = {np.dtype(np.float32): "float", np.dtype(np.int32): "int"}
+_NAMES: dict[Any, str] = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.int32): "int",
+    np.dtype(np.uint32): "unsigned",
+}
+_TYPES: dict[mx.Dtype, Any] = {mx.float32: np.float32, mx.int32: np.int32, mx.uint32: np.uint32}
 _HEADER = Path(__file__).parent / "cuda" / "on_cpu.h"
 
 
@@ -31,7 +36,7 @@ class Kernel:
         template: list[tuple[str, Any]] = [],  # noqa: B006
     ) -> list[mx.array]:
         ins = [np.ascontiguousarray(np.array(x)) for x in inputs]
-        types = [np.float32 if dtype == mx.float32 else np.int32 for dtype in output_dtypes]
+        types = [_TYPES[dtype] for dtype in output_dtypes]
         # Not zeros: what the kernel does not write must not look as if it were right.
         outs = [np.full(shape, 77, dtype) for shape, dtype in zip(output_shapes, types, strict=True)]
         arrays = [*zip(self._given["input_names"], ins, strict=True)]
@@ -67,6 +72,6 @@ class Kernel:
         if not library.exists():
             file = self._folder / f"{name}.cpp"
             file.write_text(source)
-            options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+            options = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"]
             subprocess.run(["c++", *options, "-o", library, file], check=True)
         return ctypes.CDLL(str(library)).run

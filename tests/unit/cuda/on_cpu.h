@@ -1,5 +1,7 @@
-// CUDA's words on a CPU: the threads of one block are fibers that take turns, blocks run one after the other.
+// CUDA's words on a CPU: the threads of one block are fibers that take turns. Blocks run one after the other, each until
+// it ends or sleeps, waiting for another; what it shared is then lost.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -16,7 +18,8 @@ using std::max;
 using std::min;
 
 struct Place { unsigned x = 0; };
-inline Place threadIdx, blockIdx, blockDim;
+inline Place threadIdx, blockIdx, blockDim, gridDim;
+struct uint4 { unsigned x, y, z, w; };
 struct Shape { int sizes[8]; int operator[](int i) const { return sizes[i]; } };
 
 struct Barrier { unsigned members = 0, arrived = 0, round = 0; };
@@ -28,11 +31,41 @@ struct Block {
   std::vector<Barrier> warps;
   std::vector<uint64_t> lanes;
   Barrier all;
-  ucontext_t main;
+  // From a fiber's second turn on: unlike swapcontext these make no system call.
+  std::unique_ptr<jmp_buf[]> places;
+  std::vector<bool> begun;
+  jmp_buf home;
   std::function<void()> body;
   std::vector<unsigned> counts, calls;  // of each __syncthreads_count; how many each thread has made
+  std::unique_ptr<char[]> stacks;
+  unsigned left = 0;
+  bool sleeps = false;
 
-  void pause() { swapcontext(&fibers[threadIdx.x], &main); }
+  void begin(unsigned threads, std::function<void()> given);
+
+  // Until all threads are done, or one sleeps and the others wait for it.
+  void run() {
+    sleeps = false;
+    while (left > 0 && !sleeps) {
+      for (unsigned t = 0; t < fibers.size(); ++t) {
+        if (done[t]) continue;
+        threadIdx.x = t;
+        go_on(t);
+        left -= done[t];
+      }
+    }
+  }
+
+  void pause() {
+    if (!_setjmp(places[threadIdx.x])) _longjmp(home, 1);
+  }
+
+  void go_on(unsigned t) {
+    if (_setjmp(home)) return;
+    if (begun[t]) _longjmp(places[t], 1);
+    begun[t] = true;
+    setcontext(&fibers[t]);
+  }
 
   // Whoever has left the kernel is not waited for.
   void meet(Barrier& barrier) {
@@ -53,36 +86,41 @@ inline void enter() {
   block->leave(block->warps[self / 32]);
   block->leave(block->all);
   block->done[self] = true;
+  _longjmp(block->home, 1);
+}
+
+inline void Block::begin(unsigned threads, std::function<void()> given) {
+  body = given;
+  fibers.resize(threads);
+  done.resize(threads);
+  begun.resize(threads);
+  places.reset(new jmp_buf[threads]);
+  lanes.resize(threads);
+  calls.resize(threads);
+  all.members = left = threads;
+  warps.resize((threads + 31) / 32);
+  stacks.reset(new char[threads * STACK]);
+  for (unsigned t = 0; t < threads; ++t) {
+    ++warps[t / 32].members;
+    getcontext(&fibers[t]);
+    fibers[t].uc_stack.ss_sp = stacks.get() + t * STACK;
+    fibers[t].uc_stack.ss_size = STACK;
+    fibers[t].uc_link = nullptr;
+    makecontext(&fibers[t], enter, 0);
+  }
 }
 
 inline void launch(unsigned blocks, unsigned threads, std::function<void()> body) {
   blockDim.x = threads;
-  std::unique_ptr<char[]> stacks(new char[threads * Block::STACK]);
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-    Block one;
-    block = &one;
-    one.body = body;
-    one.fibers.resize(threads);
-    one.done.resize(threads);
-    one.lanes.resize(threads);
-    one.calls.resize(threads);
-    one.all.members = threads;
-    one.warps.resize((threads + 31) / 32);
-    for (unsigned t = 0; t < threads; ++t) {
-      ++one.warps[t / 32].members;
-      getcontext(&one.fibers[t]);
-      one.fibers[t].uc_stack.ss_sp = stacks.get() + t * Block::STACK;
-      one.fibers[t].uc_stack.ss_size = Block::STACK;
-      one.fibers[t].uc_link = &one.main;
-      makecontext(&one.fibers[t], enter, 0);
-    }
-    for (unsigned left = threads; left > 0;) {
-      for (unsigned t = 0; t < threads; ++t) {
-        if (one.done[t]) continue;
-        threadIdx.x = t;
-        swapcontext(&one.main, &one.fibers[t]);
-        left -= one.done[t];
-      }
+  gridDim.x = blocks;
+  std::vector<Block> all(blocks);
+  for (unsigned b = 0; b < blocks; ++b) all[b].begin(threads, body);
+  for (unsigned left = blocks; left > 0;) {
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+      block = &all[blockIdx.x];
+      if (block->left == 0) continue;
+      block->run();
+      left -= block->left == 0;
     }
   }
 }
@@ -110,6 +148,16 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   block->meet(warp);
   return other;
 }
+
+inline int __reduce_add_sync(unsigned mask, int x) {
+  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(mask, x, i);
+  return x;
+}
+
+inline unsigned atomicAdd(unsigned* to, unsigned x) { return (*to += x) - x; }
+inline void __threadfence() {}
+inline void __nanosleep(unsigned) { block->sleeps = true; block->pause(); }
+inline uint4 __ldcs(const uint4* from) { return *from; }
 
 template <typename To, typename From>
 To same_bits(From from) {
