@@ -43,13 +43,15 @@ class Kernel:
         arrays += [*zip(self._given["output_names"], outs, strict=True)]
         body = self._given["source"]
         parameters, arguments = list[str](), list[str]()
+        shapes = np.zeros((len(arrays), 8), np.int32)
         for i, (name, array) in enumerate(arrays):
             const = "const " if i < len(ins) else ""
             parameters.append(f"{const}{_NAMES[array.dtype]}* {name}")
             arguments.append(f"static_cast<{const}{_NAMES[array.dtype]}*>(arrays[{i}])")
             if f"{name}_shape" in body:
                 parameters.append(f"Shape {name}_shape")
-                arguments.append(f"Shape{{{{{', '.join(map(str, array.shape))}}}}}")
+                arguments.append(f"shapes[{i}]")
+                shapes[i, : array.ndim] = array.shape
         constants = "".join(
             f"using {name} = float;\n"
             if isinstance(value, mx.Dtype)
@@ -60,10 +62,11 @@ class Kernel:
         run = self._compiled(
             f'#include "{_HEADER}"\n{self._given["header"]}\n'
             f"namespace mlx::core::cu {{\nvoid kernel({', '.join(parameters)}) {{\n{constants}{body}\n}}\n}}\n"
-            f'extern "C" void run(void** arrays) {{\n'
-            f"launch({blocks}, {threadgroup[0]}, [&] {{ mlx::core::cu::kernel({', '.join(arguments)}); }});\n}}\n"
+            f'extern "C" void run(unsigned blocks, unsigned threads, void** arrays, const Shape* shapes) {{\n'
+            f"launch(blocks, threads, [&] {{ mlx::core::cu::kernel({', '.join(arguments)}); }});\n}}\n"
         )
-        run((ctypes.c_void_p * len(arrays))(*(array.ctypes.data for _, array in arrays)))
+        places = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for _, array in arrays))
+        run(blocks, threadgroup[0], places, ctypes.c_void_p(shapes.ctypes.data))
         return [mx.array(array) for array in outs]
 
     def _compiled(self, source: str) -> Any:
@@ -72,6 +75,14 @@ class Kernel:
         if not library.exists():
             file = self._folder / f"{name}.cpp"
             file.write_text(source)
-            options = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"]
+            options = [
+                "-std=c++17",
+                "-O1",
+                "-fno-strict-aliasing",
+                "-U_FORTIFY_SOURCE",
+                "-w",
+                "-shared",
+                "-fPIC",
+            ]
             subprocess.run(["c++", *options, "-o", library, file], check=True)
         return ctypes.CDLL(str(library)).run

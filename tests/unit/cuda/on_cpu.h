@@ -126,6 +126,7 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> body
 }
 
 inline void __syncthreads() { block->meet(block->all); }
+inline void __syncwarp() { block->meet(block->warps[threadIdx.x / 32]); }
 
 inline int __syncthreads_count(int flag) {
   const unsigned call = block->calls[threadIdx.x]++;
