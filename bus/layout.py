@@ -165,7 +165,8 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     timeout_s: float = 1.0
     """A process that holds the device, is asked for it, and gives no sign for this long, has lost it."""
     trace: str | None = None
-    """Folder for files of who used the device when, `PROCESS-FAMILY.jsonl`: a line `[from, until]` for each use."""
+    """Folder for files of who had the device when, `PROCESS-FAMILY.jsonl`: a line `[what, from, until]` for each
+    `use` of it, `hold` from grant to release, `handover` from recall to release, and `wait` for it."""
 
 
 class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

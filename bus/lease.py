@@ -7,7 +7,7 @@ process. The party speaks first: a bound socket cannot send before the other end
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,11 @@ from .layout import Layout, Schedule
 from .loop import Station
 from .messages import FAMILIES
 from .schedule import Arbiter, Said, Told
-from .turns import Party, SpeechParty
+from .turns import Party, SpeechParty, Trace
+
+ROUNDS = 8
+"""Turns of the loop from a message's socket through a stage to the party of speech, where that is in chat's loop:
+as many are left to others behind each slice of chat, or speech would have the device a slice too late."""
 
 
 class LoopArbiter(Arbiter):
@@ -82,6 +86,41 @@ class LeaseServer:
         self._lines[name][0].send(wire.encode(told))
 
 
+class LeaseLine:
+    """A party's end, on the loop of its device thread.
+
+    It has no task of its own: a party looks whether it is recalled between two slices, when no turn of the loop is
+    to be waited for, and what is told must be taken in its order whoever reads it.
+    """
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = self._socket.sndhwm = self._socket.rcvhwm = 0
+        self._socket.connect(address)
+        self._decode = wire.Decoder(Told)
+        self._loop = asyncio.get_running_loop()
+        self._fd = self._socket.get(zmq.FD)
+
+    def open(self, party: Party) -> None:
+        self._party = party
+        self._loop.add_reader(self._fd, self.look)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+
+    def tell(self, said: Said) -> None:
+        self._socket.send(wire.encode(said), zmq.DONTWAIT)
+        # Sending may have taken the sign that something came, which is given once.
+        self._loop.call_soon(self.look)
+
+    def look(self) -> None:
+        """Take what has been told by now."""
+        with suppress(zmq.Again):
+            while not self._socket.closed:
+                self._party.take(self._decode(self._socket.recv(zmq.DONTWAIT)))
+
+
 class Parties(NamedTuple):
     """The two families' ends on one device thread."""
 
@@ -101,12 +140,17 @@ async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator
     layout, process, schedule = station.layout, station.process, station.layout.schedule
     with ExitStack() as stack:
 
-        def make(tells: Mapping[str, Callable[[Said], object]], drain: Callable[[], None]) -> Parties:
+        def make(
+            tells: Mapping[str, Callable[[Said], object]],
+            drain: Callable[[], None],
+            look: Callable[[], None] = lambda: None,
+        ) -> Parties:
+            rounds = ROUNDS if len(layout.families(process)) == len(FAMILIES) else 1
             traces = {family: _trace(schedule, process, family, stack) for family in layout.families(process)}
             speech, chat = traces.get("speech", _untraced), traces.get("chat", _untraced)
             return Parties(
                 SpeechParty(schedule, tells.get("speech"), stages=station.stages, drain=drain, trace=speech),
-                Party(schedule, tells.get("chat"), drain=drain, trace=chat),
+                Party(schedule, tells.get("chat"), look=look, rounds=rounds, drain=drain, trace=chat),
             )
 
         match layout.sharing(process):
@@ -122,45 +166,30 @@ async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator
                 made = make({family: partial(arbiter.hear, family) for family in FAMILIES}, lambda: None)
                 yield made
             case "lease":
-                sockets = {
-                    family: wire.control_socket(
+                lines = {
+                    family: LeaseLine(
                         station.context,
                         _address(layout, station.folder, process, family, station.epochs.get(process, 0)),
-                        bind=False,
                     )
                     for family in layout.lessees()[process]
                 }
-                for socket in sockets.values():
-                    stack.callback(socket.close)
-                made = make({family: _teller(socket) for family, socket in sockets.items()}, drain)
-                async with anyio.create_task_group() as tasks:
-                    for family, socket in sockets.items():
-                        tasks.start_soon(_listen, socket, made.named(family))
-                    yield made
-                    tasks.cancel_scope.cancel()
+                look = lines["chat"].look if "chat" in lines else lambda: None
+                made = make({family: line.tell for family, line in lines.items()}, drain, look)
+                for family, line in lines.items():
+                    stack.callback(line.close)
+                    line.open(made.named(family))
+                yield made
 
 
-def _untraced(_begun: float, _ended: float) -> None:
+def _untraced(_what: str, _begun: float, _ended: float) -> None:
     pass
 
 
-def _trace(
-    settings: Schedule, process: str, family: str, stack: ExitStack
-) -> Callable[[float, float], object]:
+def _trace(settings: Schedule, process: str, family: str, stack: ExitStack) -> Trace:
     if settings.trace is None:
         return _untraced
     file = stack.enter_context(Path(settings.trace, f"{process}-{family}.jsonl").open("a"))  # noqa: SIM115
-    return lambda begun, ended: file.write(f"[{begun:.6f}, {ended:.6f}]\n")
-
-
-def _teller(socket: zmq.asyncio.Socket) -> Callable[[Said], object]:
-    return lambda said: socket.send(wire.encode(said))
-
-
-async def _listen(socket: zmq.asyncio.Socket, party: Party) -> None:
-    decode = wire.Decoder(Told)
-    while True:
-        party.take(decode((await socket.recv_multipart())[0]))
+    return lambda what, begun, ended: file.write(f'["{what}", {begun:.6f}, {ended:.6f}]\n')
 
 
 def _address(layout: Layout, folder: Path, process: str, family: str, epoch: int) -> str:

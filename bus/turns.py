@@ -17,6 +17,10 @@ from .schedule import FRAME_S, Ask, Grant, Lost, Playout, Recall, Release, Said,
 FIRST_COST_S = 0.04
 """What a frame is taken to cost before any was measured."""
 
+Trace = Callable[[str, float, float], object]
+"""Is told what a party did, from when, until when: `use` the device for a slice; `hold` it, from its grant until it
+is given back; of that `handover`, since another was known to want it; `wait`, since it should have had it."""
+
 
 class Party:
     """Chat on a device thread: `async with` it around each slice. Without `tell` the device is always its own."""
@@ -29,18 +33,23 @@ class Party:
         settings: Schedule,
         tell: Callable[[Said], object] | None = None,
         *,
+        look: Callable[[], None] = lambda: None,
+        rounds: int = 1,
         drain: Callable[[], None] = lambda: None,
-        trace: Callable[[float, float], object] = lambda _begun, _ended: None,
+        trace: Trace = lambda _what, _begun, _ended: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         :param tell: takes what is said to the arbiter.
+        :param look: takes what the arbiter has told by now, without a turn of the loop.
+        :param rounds: turns of the loop to be left to others between two slices.
         :param drain: waits for what is queued on the device, before that is given to another process.
-        :param trace: is told from when until when the device was used.
         """
         self.alone = self.held = tell is None
+        self.rounds = rounds
         self._settings = settings
         self._tell: Callable[[Said], object] = tell or (lambda _said: None)
+        self._look = look
         self._drain = drain
         self._trace = trace
         self._clock = clock
@@ -52,6 +61,7 @@ class Party:
         self._users = 0
         """Inside `async with`, or about to be."""
         self._began: float | None = None
+        self._held_since = 0.0
         self._granted = anyio.Event()
 
     def join(self) -> None:
@@ -62,9 +72,12 @@ class Party:
         """What the arbiter tells."""
         match told:
             case Grant(number=number, wanted=wanted):
-                self.held, self._number = True, number
+                now = self._clock()
+                if (since := self._waiting_since) is not None and since < now:
+                    self._trace("wait", since, now)
+                self.held, self._held_since, self._number = True, now, number
                 self._asked = self._waiting_since = None
-                self._wanted_since = self._clock() if wanted else None
+                self._wanted_since = now if wanted else None
                 self._granted.set()
             case Recall():
                 if self.held:  # not given back meanwhile
@@ -91,9 +104,15 @@ class Party:
     async def __aexit__(self, *_: object) -> None:
         self._users -= 1
         if not self._users and self._began is not None:
-            self._trace(self._began, self._clock())
+            self._trace("use", self._began, self._clock())
             self._began = None
+        self._look()
         self._settle()
+
+    def recalled(self) -> bool:
+        """Whether the device is to be given back behind the slice that is under way, as far as is known by now."""
+        self._look()
+        return self._wanted_since is not None
 
     @property
     def waiting_s(self) -> float:
@@ -121,10 +140,13 @@ class Party:
 
     def _give_up(self) -> None:
         self._drain()
+        if self._wanted_since is not None:
+            self._trace("handover", self._wanted_since, self._clock())
         self._part()
         self._tell(Release(self._number))
 
     def _part(self) -> None:
+        self._trace("hold", self._held_since, self._clock())
         self.held, self._wanted_since = False, None
         self._granted = anyio.Event()
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -28,10 +28,23 @@ from ...configs.models import find, split_name
 from .. import device
 from . import checkpoint
 from .cohost_clients import REPLIES, Clients
-from .cohost_records import MEASURES, Policy, Reply, Result, Talk, Work, beside, rate, sum_up, table
+from .cohost_records import (
+    MEASURES,
+    Policy,
+    Reply,
+    Result,
+    Span,
+    Talk,
+    Traces,
+    Work,
+    beside,
+    rate,
+    sum_up,
+    table,
+)
 from .hardware import describe
 from .records import About
-from .timeline import Picture, Span, draw
+from .timeline import Picture, draw
 
 SWAPPED_BYTES = 16 << 20
 """Into or out of swap during the run: more than that, and the figures would be swap's."""
@@ -59,8 +72,7 @@ class _Round(NamedTuple):
     both: dict[Work, tuple[list[Reply], Talk]]
     memory: dict[str, int]
     hardware: str
-    uses: dict[str, list[Span]]
-    """Of the device, by family."""
+    traces: Traces
 
 
 def bench(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
@@ -116,6 +128,7 @@ def _sum_up(policy: str, of_all: dict[str, list[_Round]]) -> Policy:
             [one.both[work][1] for one in rounds],
             solo,
             max(rate([one.alone[work] for one in some]) for some in of_all.values()),
+            _joined([one.traces for one in rounds]),
         )
         for work in rounds[0].both
     }
@@ -134,7 +147,8 @@ def _pictures(policy: str, one: _Round) -> list[Picture]:
         ended = min(talk.ended, talk.begun + PLOTTED_S)
         starved = [gap for reply in replies for gap in reply.gaps()]
         title = f"{policy}, chat {work}"
-        pictures.append(Picture(title, talk.begun, ended, {**one.uses, "nothing to play": starved}))
+        uses = {family: spans.get("use", ()) for family, spans in one.traces.items()}
+        pictures.append(Picture(title, talk.begun, ended, {**uses, "nothing to play": starved}))
     return pictures
 
 
@@ -169,7 +183,7 @@ async def _round(
                     both[work] = replies, chatter.talk(begun)
             memory = {process.name: process.rss_bytes for process in running.processes()}
             hardware = describe(About(running.backend, "", device.load_blas(), version("vivavoce"), 0.0))
-        return _Round(idle, alone, both, memory, hardware, _uses(Path(trace)))
+        return _Round(idle, alone, both, memory, hardware, _read(Path(trace)))
 
 
 def _layout(args: argparse.Namespace, models: _Models, policy: str, trace: str) -> Layout:
@@ -187,12 +201,24 @@ def _layout(args: argparse.Namespace, models: _Models, policy: str, trace: str) 
     return msgspec.structs.replace(layout, speech=speech, chat=chat, schedule=schedule)
 
 
-def _uses(folder: Path) -> dict[str, list[Span]]:
-    uses: dict[str, list[Span]] = {"speech": [], "chat": []}
+def _read(folder: Path) -> Traces:
+    traces: dict[str, dict[str, list[Span]]] = {"speech": defaultdict(list), "chat": defaultdict(list)}
     for file in folder.glob("*.jsonl"):
-        spans = uses[file.stem.rpartition("-")[2]]
-        spans += [msgspec.json.decode(line, type=Span) for line in file.read_bytes().splitlines()]
-    return uses
+        spans = traces[file.stem.rpartition("-")[2]]
+        for line in file.read_bytes().splitlines():
+            what, begun, ended = msgspec.json.decode(line, type=tuple[str, float, float])
+            spans[what].append((begun, ended))
+    return traces
+
+
+def _joined(rounds: Sequence[Traces]) -> Traces:
+    """Their times do not overlap."""
+    traces: dict[str, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for one in rounds:
+        for family, did in one.items():
+            for what, spans in did.items():
+                traces[family][what] += spans
+    return traces
 
 
 @contextmanager

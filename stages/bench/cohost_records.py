@@ -1,6 +1,7 @@
 """What `vivavoce bench cohost` measures, and what comes out."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Literal
@@ -9,6 +10,9 @@ import msgspec
 
 Work = Literal["decoding", "prefilling"]
 """What chat does meanwhile."""
+Span = tuple[float, float]
+Traces = Mapping[str, Mapping[str, Sequence[Span]]]
+"""By family, then by what it did (`bus.turns.Trace`)."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -61,14 +65,29 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
     underrun_s: float
 
 
+class Hands(msgspec.Struct, frozen=True, kw_only=True):
+    """In whose hands the device was."""
+
+    switches_per_s: float
+    handover_ms: float | None
+    """Mean; None where chat was never asked for the device."""
+    speech: float
+    chat: float
+    unused: float
+
+
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
     """Speech and chat at the same time."""
 
     speech: Speech
     chat_alone: float
     """Tokens a second; tokens of prompts while it is prefilling."""
+    longest_gap_alone_ms: float
     chat: float
     longest_gap_ms: float
+    hands_alone: Hands
+    """While chat was alone."""
+    hands: Hands
     sharing_efficiency: float | None
     """None where speech alone needs all of the device."""
 
@@ -99,6 +118,10 @@ MEASURES = {
     "underruns": "how often, and for how long, a player that starts with the first chunk had nothing to play",
     "chat": "tokens received a second while speech was spoken to; chat_alone: the same with no speech",
     "longest_gap_ms": "longest time without a token (decoding), or until a whole prompt was read (prefilling)",
+    "switches_per_s": "how often the device went from one to the other",
+    "handover_ms": "from when chat knew that speech wants the device until it gave it back, on average",
+    "speech, chat": "shares of the time that each had the device; with race, that it was at work",
+    "unused": "share of the time in which neither had a slice under way",
     "sharing_efficiency": "chat ÷ (the best chat_alone of all policies that ran × (1 − rtf of speech on the "
     "idle device))",
     "memory_bytes": "resident set of each process at the end",
@@ -126,7 +149,12 @@ def sum_up(replies: Sequence[Reply]) -> Speech:
 
 
 def beside(
-    replies: Sequence[Reply], alone: Sequence[Talk], both: Sequence[Talk], solo_rtf: float, most: float
+    replies: Sequence[Reply],
+    alone: Sequence[Talk],
+    both: Sequence[Talk],
+    solo_rtf: float,
+    most: float,
+    traces: Traces,
 ) -> Beside:
     """
     :param solo_rtf: of speech on the idle device.
@@ -136,10 +164,48 @@ def beside(
     return Beside(
         speech=sum_up(replies),
         chat_alone=chat_alone,
+        longest_gap_alone_ms=max(talk.longest_gap_s for talk in alone) * 1000,
         chat=chat,
         longest_gap_ms=max(talk.longest_gap_s for talk in both) * 1000,
+        hands_alone=hands(traces, alone),
+        hands=hands(traces, both),
         sharing_efficiency=chat / (most * (1 - solo_rtf)) if solo_rtf < 1 else None,
     )
+
+
+def hands(traces: Traces, talks: Sequence[Talk]) -> Hands:
+    """In whose hands the device was during the talks."""
+    seconds = sum(talk.ended - talk.begun for talk in talks)
+
+    def spans(family: str, what: str) -> list[Span]:
+        all_of_it = traces.get(family, {}).get(what, ())
+        return [span for talk in talks for span in _within(all_of_it, talk.begun, talk.ended)]
+
+    had = {family: spans(family, "hold") or spans(family, "use") for family in ("speech", "chat")}
+    turns = sorted((begun, family) for family, its in had.items() for begun, _ in its)
+    handovers = [ended - begun for begun, ended in spans("chat", "handover")]
+    return Hands(
+        switches_per_s=sum(one != other for (_, one), (_, other) in pairwise(turns)) / seconds,
+        handover_ms=sum(handovers) / len(handovers) * 1000 if handovers else None,
+        speech=_covered(had["speech"]) / seconds,
+        chat=_covered(had["chat"]) / seconds,
+        unused=1 - _covered(spans("speech", "use") + spans("chat", "use")) / seconds,
+    )
+
+
+def _within(spans: Sequence[Span], begun: float, ended: float) -> Iterator[Span]:
+    for since, until in spans:
+        if since < ended and until > begun:
+            yield max(since, begun), min(until, ended)
+
+
+def _covered(spans: Sequence[Span]) -> float:
+    """Seconds that lie in one of them at least."""
+    seconds, covered = 0.0, -math.inf
+    for begun, ended in sorted(spans):
+        seconds += max(ended - max(begun, covered), 0.0)
+        covered = max(covered, ended)
+    return seconds
 
 
 def rate(talks: Sequence[Talk]) -> float:
@@ -149,17 +215,18 @@ def rate(talks: Sequence[Talk]) -> float:
 
 def table(result: Result) -> str:
     """The result for people."""
-    head = ["", "policy", "TTFA p50", "p90, ms", "RTF", "underruns", "s", "chat tok/s", "gap, ms", "sharing"]
+    head = ["", "policy", "TTFA p50", "p90, ms", "RTF", "underruns", "s", "chat tok/s", "gap, ms"]
+    head += ["switches/s", "handover, ms", "speech, %", "chat", "unused", "sharing"]
     rows = [head]
     for policy in result.policies:
-        rows.append(
-            ["idle", policy.policy, *_speech(policy.idle), f"{policy.decoding.chat_alone:.1f}", "", ""]
-        )
+        decoding = policy.decoding
+        alone = _chat(decoding.chat_alone, decoding.longest_gap_alone_ms, decoding.hands_alone)
+        rows.append(["idle", policy.policy, *_speech(policy.idle), *alone, ""])
         for name, both in (("decoding", policy.decoding), ("prefilling", policy.prefilling)):
             if both is not None:
                 shared = "-" if both.sharing_efficiency is None else f"{both.sharing_efficiency:.2f}"
-                chat = [f"{both.chat:.1f}", f"{both.longest_gap_ms:.0f}", shared]
-                rows.append([name, policy.policy, *_speech(both.speech), *chat])
+                chat = _chat(both.chat, both.longest_gap_ms, both.hands)
+                rows.append([name, policy.policy, *_speech(both.speech), *chat, shared])
     rows[1:] = sorted(rows[1:], key=lambda row: ("idle", "decoding", "prefilling").index(row[0]))
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -179,4 +246,14 @@ def _speech(speech: Speech) -> list[str]:
         f"{speech.rtf:.2f}",
         f"{speech.underruns}",
         f"{speech.underrun_s:.2f}",
+    ]
+
+
+def _chat(rate: float, gap_ms: float, hands: Hands) -> list[str]:
+    return [
+        f"{rate:.1f}",
+        f"{gap_ms:.0f}",
+        f"{hands.switches_per_s:.1f}",
+        "-" if hands.handover_ms is None else f"{hands.handover_ms:.1f}",
+        *(f"{share * 100:.0f}" for share in (hands.speech, hands.chat, hands.unused)),
     ]

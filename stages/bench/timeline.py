@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-Span = tuple[float, float]
+from .cohost_records import Span
+
 WIDTH, LEFT, LANE, GAP = 1200, 150, 22, 6
 COLOURS = {"speech": "#2b6cb0", "chat": "#dd8a1d", "nothing to play": "#c53030"}
 

@@ -39,10 +39,6 @@ from .model import ChatModel
 
 log = logging.getLogger(__name__)
 
-ROUNDS = 8
-"""Rounds of the loop from a message's socket through a stage to the party of speech: as many are waited for after
-each slice, or speech would have the device a slice too late."""
-
 
 @dataclass
 class _Request:
@@ -61,7 +57,6 @@ class ChatStage:
         self._engines = engines
         self._progress = progress
         self._party = party or Party(Schedule())
-        self._rounds = 1 if self._party.alone else ROUNDS
         self._requests: dict[str, _Request] = {}
         for engine in engines.values():
             with suppress(RequestError):
@@ -87,7 +82,7 @@ class ChatStage:
                             told = engine.step()
                     for event in told:
                         await self._tell(event, outbox)
-                    for _ in range(self._rounds):
+                    for _ in range(self._party.rounds):
                         if not self._party.held:
                             break  # whoever has it now should know at once that more is to be done
                         await anyio.lowlevel.checkpoint()

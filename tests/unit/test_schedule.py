@@ -403,3 +403,40 @@ async def test_at_rest_the_device_is_speechs_and_without_others_nothing_is_said(
     await world.run([Stream(0.0, 40, 0.02)], [])
     assert said == []
     assert world.speech.held
+
+
+async def test_a_recall_that_is_found_by_looking_ends_the_possession_behind_the_slice() -> None:
+    said: list[object] = []
+    traced: list[tuple[str, float, float]] = []
+    now, told = [0.0], list[Told]()
+
+    def look() -> None:
+        while told:
+            party.take(told.pop(0))
+
+    def trace(what: str, begun: float, ended: float) -> None:
+        traced.append((what, begun, ended))
+
+    def drain() -> None:
+        now[0] += 0.25
+
+    party = Party(Schedule(), said.append, look=look, drain=drain, trace=trace, clock=lambda: now[0])
+
+    async def use() -> None:
+        async with party:
+            now[0] = 3.0
+            assert not party.recalled()
+            told.append(Recall())
+            now[0] = 4.0
+            assert party.recalled()
+            assert party.held
+            now[0] = 5.0
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use)
+            await anyio.wait_all_tasks_blocked()
+            now[0] = 2.0
+            party.take(Grant(1, False))
+    assert said == [Ask(), Release(1)]
+    assert traced == [("wait", 0.0, 2.0), ("use", 2.0, 5.0), ("handover", 4.0, 5.25), ("hold", 2.0, 5.25)]

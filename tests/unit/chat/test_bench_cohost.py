@@ -14,6 +14,7 @@ from vivavoce.stages.bench.cohost_records import (
     Result,
     Talk,
     beside,
+    hands,
     percentile,
     sum_up,
     table,
@@ -38,11 +39,33 @@ def test_a_player_that_starts_with_the_first_chunk() -> None:
 def test_what_chat_kept() -> None:
     alone = Talk(0.0, 2.0, (0.5, 1.0, 1.5, 2.0), 100)
     both = Talk(5.0, 9.0, (5.5, 8.0), 90)
-    kept = beside([SMOOTH], [alone], [both], solo_rtf=0.5, most=60.0)
+    kept = beside([SMOOTH], [alone], [both], 0.5, 60.0, {})
     assert (kept.chat_alone, kept.chat) == (50.0, 22.5)
     assert kept.longest_gap_ms == pytest.approx(2500)
     assert kept.sharing_efficiency == pytest.approx(0.75)
-    assert beside([SMOOTH], [alone], [both], solo_rtf=1.2, most=1.0).sharing_efficiency is None
+    assert kept.longest_gap_alone_ms == pytest.approx(500)
+    assert beside([SMOOTH], [alone], [both], 1.2, 1.0, {}).sharing_efficiency is None
+
+
+def test_in_whose_hands_the_device_was() -> None:
+    """During two talks, of 2 s and of 3 s; what lies outside of them does not count."""
+    talks = [Talk(10.0, 12.0, (), 0), Talk(20.0, 23.0, (), 0)]
+    speech = {"hold": [(0.0, 10.5), (21.0, 22.0)], "use": [(10.1, 10.4), (21.0, 21.8)]}
+    chat = {
+        "hold": [(10.6, 21.0), (22.1, 30.0)],
+        "use": [(10.6, 11.6), (20.0, 20.9), (22.2, 23.0)],
+        "handover": [(20.98, 21.0), (23.5, 23.9), (10.94, 11.0)],
+    }
+    found = hands({"speech": speech, "chat": chat}, talks)
+    assert found.switches_per_s == pytest.approx(3 / 5)
+    assert found.handover_ms == pytest.approx((20 + 60) / 2)
+    assert found.speech == pytest.approx(1.5 / 5)
+    assert found.chat == pytest.approx((1.4 + 1.0 + 0.9) / 5)
+    assert found.unused == pytest.approx(1 - (0.3 + 1.0 + 0.9 + 0.8 + 0.8) / 5)
+    # With race nothing is held, and both are at work at once.
+    racing = {"speech": {"use": [(10.0, 11.0)]}, "chat": {"use": [(10.5, 12.0)]}}
+    found = hands(racing, talks[:1])
+    assert (found.handover_ms, found.speech, found.chat, found.unused) == (None, 0.5, 0.75, 0.0)
 
 
 def test_percentiles_are_measured_values() -> None:
@@ -59,7 +82,7 @@ def test_nothing_is_reported_of_a_machine_that_swaps() -> None:
 
 def test_the_table_has_a_row_a_policy_and_load() -> None:
     talk = Talk(0.0, 1.0, (0.5,), 10)
-    both = beside([SMOOTH], [talk], [talk], 0.5, 10.0)
+    both = beside([SMOOTH], [talk], [talk], 0.5, 10.0, {})
     policies = [
         Policy(
             policy=name, idle=sum_up([SMOOTH]), decoding=both, prefilling=None, memory_bytes={"main": 2**20}
