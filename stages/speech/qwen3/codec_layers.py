@@ -76,6 +76,15 @@ class Conv(NamedTuple):
         """Input rows that the next outputs need again."""
         return (self.kernel - 1) * self.dilation
 
+    @property
+    def matrix(self) -> mx.array:
+        """[kernel * in, out], scattered or not."""
+        if not self.scattered:
+            return self.weight
+        return (
+            self.weight.reshape(self.inputs, self.kernel, -1).swapaxes(0, 1).reshape(-1, self.bias.shape[0])
+        )
+
 
 class Upsample(NamedTuple):
     """Causal transposed convolution, kernel a multiple of the stride; weight [taps * in, stride * out]."""

@@ -1,0 +1,52 @@
+// What the codec decoder's kernels share. Rows are [T, C]; every block has 256 threads. A sum is formed in an order that
+// the number of rows does not change, so that any split of a sequence into steps gives the same bits.
+namespace mlx::core::cu {
+// The input rows of a causal layer: `past` rows of `tail`, then those of `x`.
+struct Window {
+  const float *tail, *x;
+  int past, C;
+  __device__ const float* row(int at) const {
+    return at < past ? tail + size_t(at) * C : x + size_t(at - past) * C;
+  }
+};
+
+// The rows that the next step's layer needs again, copied by all `blocks` together.
+__device__ inline void keep(const Window& in, int T, float* kept, int blocks) {
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < in.past * in.C / 4; i += blocks * 256) {
+    const int row = 4 * i / in.C, c = 4 * i % in.C;
+    *reinterpret_cast<Pack<float, 4>*>(kept + 4 * i) = load<4>(in.row(T + row) + c);
+  }
+}
+
+// What becomes of a sum: bias, residual rows, GELU; the row itself, and the next layer's Snake of it.
+struct Finish {
+  const float *bias, *other, *snake;  // [N]; [T, N] or null; [2, width] (alpha, 1 / beta) or null
+  int N, width;
+  bool gelu;
+  float *y, *snaked;
+  __device__ void operator()(int row, int column, float value) const {
+    const size_t at = size_t(row) * N + column;
+    value += bias[column];
+    if (gelu) value *= 0.5f * (1 + erff(value * 0.70710678f));
+    if (other) value += other[at];
+    y[at] = value;
+    if (snake) {
+      const int channel = column % width;
+      const float sine = sinf(value * snake[channel]);
+      snaked[at] = fmaf(snake[width + channel], sine * sine, value);
+    }
+  }
+};
+
+// Of a block of 256 threads; every thread gets it.
+__device__ inline float block_total(float x) {
+  __shared__ float parts[8];
+  x = summed(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0;
+  for (int i = 0; i < 8; ++i) sum += parts[i];
+  return sum;
+}
+}
