@@ -86,8 +86,8 @@ class Layer(NamedTuple):
         """x [B * T, hidden] → q [B, heads, T, D], scaled, and keys with values [2 * B, kv_heads, T, D]."""
         rows, heads, kv_heads, dim = x.shape[0], self.heads, self.kv_heads, self.head_dim
         steps, shape = rows // batch, (rows, heads + 2 * kv_heads, 2, dim // 2)
-        projected = self.qkv(rms_norm(x, self.input_norm, self.eps), batch).reshape(-1, dim)
-        normed = rms_norm(projected, None, self.eps).reshape(shape)
+        projected = self.qkv(rms_norm(x, self.input_norm, self.eps, batch), batch).reshape(-1, dim)
+        normed = rms_norm(projected, None, self.eps, batch).reshape(shape)
         turned = normed * turn.along + normed[:, :, ::-1] * turn.across
         projected = mx.where(self.is_value, projected.reshape(shape), turned.astype(x.dtype))
         queries, keys_values = mx.split(projected, [heads], axis=1)
@@ -115,6 +115,6 @@ class Layer(NamedTuple):
     def finish(self, x: mx.array, heard: mx.array, batch: int = 1) -> mx.array:
         """What attention heard, rows [B * T, heads * D], put into x, and the MLP."""
         x = self.out.add(x, heard, batch)
-        wide = self.gate_up(rms_norm(x, self.output_norm, self.eps), batch)
+        wide = self.gate_up(rms_norm(x, self.output_norm, self.eps, batch), batch)
         gate, up = mx.split(wide, 2, axis=1)
         return self.down.add(x, silu(gate) * up, batch)

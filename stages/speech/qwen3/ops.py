@@ -18,11 +18,14 @@ CAUSAL: Final = "causal"
 """Each row sees itself and those before it."""
 
 
-def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """x / sqrt(mean(x²) + eps) * weight for rows x [N, C]."""
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float, batch: int = 1) -> mx.array:
+    """x / sqrt(mean(x²) + eps) * weight for rows x [N, C].
+
+    :param batch: requests that the rows are of. None of them changes a bit of another.
+    """
     if not on_cpu():
         return mx.fast.rms_norm(x, weight, eps)
-    scaled = x * mx.rsqrt(_power(x, eps))
+    scaled = x * mx.rsqrt(_power(x, eps, batch))
     return scaled if weight is None else scaled * weight
 
 
@@ -117,9 +120,13 @@ def gelu(x: mx.array) -> mx.array:
 _GELU = (6.98801703e-06, 3.9649187e-05, 7.5322323e-05, 0.00337051053, 0.0221137168, 0.052063978, 1.04427484)
 
 
-def _power(x: mx.array, eps: float) -> mx.array:
-    """mean(x²) + eps of each row of x [N, C], as one product: [N, 1]."""
-    return mx.addmm(_column(x.shape[0], eps, x.dtype), mx.square(x), _averager(x.shape[1], x.dtype))
+def _power(x: mx.array, eps: float, batch: int = 1) -> mx.array:
+    """mean(x²) + eps of each row of x [N, C], as a product of each request's own: [N, 1]."""
+    rows, width = x.shape
+    square, average = mx.square(x), _averager(width, x.dtype)
+    if batch > 1:  # OpenBLAS sums many rows in another order than few
+        square, average = square.reshape(batch, -1, width), mx.broadcast_to(average, (batch, width, 1))
+    return mx.addmm(_column(rows // batch, eps, x.dtype), square, average).reshape(rows, 1)
 
 
 def _averager(width: int, dtype: mx.Dtype) -> mx.array:
