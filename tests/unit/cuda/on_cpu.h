@@ -24,6 +24,13 @@ struct Shape { int sizes[8]; int operator[](int i) const { return sizes[i]; } };
 
 struct Barrier { unsigned members = 0, arrived = 0, round = 0; };
 
+// A thread's copies to shared memory that are under way, and the groups that it has ended.
+struct Copies {
+  struct One { uintptr_t to; const float* from; unsigned group; };
+  std::vector<One> open;
+  unsigned groups = 0;
+};
+
 struct Block {
   static constexpr size_t STACK = 1 << 16;
   std::vector<ucontext_t> fibers;
@@ -37,6 +44,7 @@ struct Block {
   jmp_buf home;
   std::function<void()> body;
   std::vector<unsigned> counts, calls;  // of each __syncthreads_count; how many each thread has made
+  std::vector<Copies> copies;
   std::unique_ptr<char[]> stacks;
   unsigned left = 0;
   bool sleeps = false;
@@ -97,6 +105,7 @@ inline void Block::begin(unsigned threads, std::function<void()> given) {
   places.reset(new jmp_buf[threads]);
   lanes.resize(threads);
   calls.resize(threads);
+  copies.resize(threads);
   all.members = left = threads;
   warps.resize((threads + 31) / 32);
   stacks.reset(new char[threads * STACK]);
@@ -159,6 +168,32 @@ inline unsigned atomicAdd(unsigned* to, unsigned x) { return (*to += x) - x; }
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) { block->sleeps = true; block->pause(); }
 inline uint4 __ldcs(const uint4* from) { return *from; }
+
+// What codec.cuh has as PTX. A copy arrives at once or, in turns, as late as it may: neither must matter.
+namespace mlx::core::cu {
+template <typename T, int N>
+struct Pack;
+using Place = uintptr_t;
+inline Place place(const void* shared) { return Place(shared); }
+template <typename T = float>
+Pack<T, 4> load_shared(Place from) { return *reinterpret_cast<const Pack<T, 4>*>(from); }
+inline void copy(Place to, const float* from) {
+  Copies& mine = block->copies[threadIdx.x];
+  if ((threadIdx.x + mine.groups) % 2) mine.open.push_back({to, from, mine.groups});
+  else std::memcpy(reinterpret_cast<void*>(to), from, 16);
+}
+inline void end_group() { ++block->copies[threadIdx.x].groups; }
+template <int LATER>
+void wait_groups() {
+  Copies& mine = block->copies[threadIdx.x];
+  std::vector<Copies::One> open;
+  for (const auto& one : mine.open) {
+    if (one.group + LATER < mine.groups) std::memcpy(reinterpret_cast<void*>(one.to), one.from, 16);
+    else open.push_back(one);
+  }
+  mine.open = open;
+}
+}
 
 template <typename To, typename From>
 To same_bits(From from) {

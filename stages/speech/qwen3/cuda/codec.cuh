@@ -6,9 +6,30 @@ struct Window {
   const float *tail, *x;
   int past, C;
   __device__ const float* row(int at) const {
-    return at < past ? tail + size_t(at) * C : x + size_t(at - past) * C;
+    const int from = at < past ? at : at - past;
+    return (at < past ? tail : x) + from * C;
   }
 };
+
+// A place in shared memory in bytes, and copies to it beside other work, which end in groups: as PTX, for the compiler
+// would otherwise find each place anew from the start of that memory.
+#ifdef __CUDACC__
+using Place = unsigned;
+__device__ inline Place place(const void* shared) { return __cvta_generic_to_shared(shared); }
+__device__ inline Pack<float, 4> load_shared(Place from) {
+  Pack<float, 4> x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.at[0]), "=f"(x.at[1]), "=f"(x.at[2]), "=f"(x.at[3]) : "r"(from));
+  return x;
+}
+__device__ inline void copy(Place to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but the last LATER groups of this thread have arrived.
+template <int LATER>
+__device__ inline void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }
+#endif
 
 // The rows that the next step's layer needs again, copied by all `blocks` together.
 __device__ inline void keep(const Window& in, int T, float* kept, int blocks) {
@@ -31,7 +52,7 @@ struct Finish {
     if (other) value += other[at];
     y[at] = value;
     if (snake) {
-      const int channel = column % width;
+      const int channel = column < width ? column : column % width;
       const float sine = sinf(value * snake[channel]);
       snaked[at] = fmaf(snake[width + channel], sine * sine, value);
     }

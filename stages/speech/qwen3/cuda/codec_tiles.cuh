@@ -1,83 +1,86 @@
 namespace mlx::core::cu {
 // A causal convolution or product of many rows, which arithmetic bounds: 8 TM rows of 4 TN columns for a block. Each of its
-// 8 warps sums the whole tile over its share of K, every eighth four channels and all taps of them: the rows that the taps
-// see are put into shared memory once. A lane has rows lane % 8 + 8 i and TN columns. w is [taps, C, N].
+// 8 warps sums the whole tile over its share of K, every eighth four channels and all taps of them, without waiting for
+// the others. A lane has rows lane % 8 + 8 i and TN columns. w is [taps, C, N]. MOST is the largest `past`.
+//
+// A step is one tap of four channels. What it needs has been copied into shared memory AHEAD steps before: its 4 rows of
+// w, and with the first tap the rows of x that all taps see, which are kept for as many fours as there is room for.
 template <int TM, int TN, int MOST>
 __device__ void codec_tiles(
     const Window& in, const float* w, const Finish& finish, float* kept, int T, int taps, int dilation) {
-  constexpr int BM = 8 * TM, BN = 4 * TN, ROWS = BM + MOST, LOADS = (ROWS + 31) / 32, PART = BN + 4;
+  constexpr int BM = 8 * TM, BN = 4 * TN, AHEAD = 3, STAGES = AHEAD + 1, PART = BN + 4;
+  constexpr int ROOM = 2 * (BM + MOST) > STAGES * BM ? 2 * (BM + MOST) : STAGES * BM;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane % 8, g = lane / 8;
-  const int N = finish.N, C = in.C, tiles = (T + BM - 1) / BM, rows = min(BM, T - int(blockIdx.x) % tiles * BM) + in.past;
-  const int first = blockIdx.x % tiles * BM, column = blockIdx.x / tiles * BN;
-  // A lane's part of 4 rows of w: BN / 4 lanes for each row.
-  const int w_row = lane / TN, w_column = column + lane % TN * 4;
-  const bool loads = w_row < 4 && w_column < N;
-  __shared__ Pack<float, 4> seen[8][2][ROWS], factors[8][2][4][TN];
-  Pack<float, 4> next[LOADS] = {}, next_w = {};
-  auto fetch = [&](int c) {
-    #pragma unroll
-    for (int i = 0; i < LOADS; ++i)
-      if (lane + 32 * i < rows) next[i] = load<4>(in.row(first + lane + 32 * i) + c);
+  const int N = finish.N, C = in.C, tiles = (T + BM - 1) / BM;
+  const int first = int(blockIdx.x) % tiles * BM, column = int(blockIdx.x) / tiles * BN;
+  const int rows = BM + in.past, valid = min(BM, T - first) + in.past;
+  __shared__ union {
+    struct { Pack<float, 4> rows[8][ROOM], factors[8][STAGES][4][TN]; } in;
+    float parts[8][8 * PART];
+  } shared;
+  const Place seen = place(shared.in.rows[warp]), factors = place(shared.in.factors[warp]);
+  constexpr int STAGE = 4 * TN * 16, END = STAGES * STAGE, LAST = ROOM * 16;
+  const int turn = 16 * rows;
+
+  // Where the copies are: TN lanes for each of 4 rows of w.
+  const bool copies = lane < 4 * TN && column + lane % TN * 4 < N;
+  const float* next_w = w + (4 * warp + lane / TN) * N + column + lane % TN * 4;
+  const Place to_w = factors + 16 * lane, to = seen + 16 * lane;
+  int next_c = 4 * warp, next_tap = 0, next_rows = 0, next_stage = 0;
+  auto begin = [&] {
+    if (next_c < C) {
+      if (copies) copy(to_w + next_stage, next_w);
+      if (next_tap == 0) {
+        #pragma unroll
+        for (int i = 0; i < BM + MOST; i += 32)
+          if (lane + i < valid) copy(to + next_rows + 16 * i, in.row(first + lane + i) + next_c);
+        next_rows = next_rows + 2 * turn > LAST ? 0 : next_rows + turn;
+      }
+      next_stage = next_stage + STAGE == END ? 0 : next_stage + STAGE;
+      next_w += C * N;
+      if (++next_tap == taps) {
+        next_tap = 0;
+        next_c += 32;
+        next_w += (32 - taps * C) * N;
+      }
+    }
+    end_group();
   };
-  auto fetch_w = [&](int c, int tap) {
-    if (loads) next_w = load<4>(w + (size_t(tap) * C + c + w_row) * N + w_column);
-  };
-  auto store = [&](int to) {
-    #pragma unroll
-    for (int i = 0; i < LOADS; ++i)
-      if (lane + 32 * i < ROWS) seen[warp][to][lane + 32 * i] = next[i];
-  };
-  auto store_w = [&](int to) {
-    if (w_row < 4) factors[warp][to][w_row][lane % TN] = next_w;
-  };
+
   float sum[TM][TN] = {};
-  int c = 4 * warp, tap = 0, now = 0, now_w = 0;
-  if (c < C) {
-    fetch(c);
-    fetch_w(c, 0);
-    store(0);
-    store_w(0);
-  }
-  __syncwarp();
-  while (c < C) {
-    const bool last = tap + 1 == taps;
-    const int next_c = last ? c + 32 : c, next_tap = last ? 0 : tap + 1;
-    if (next_c < C) {
-      fetch_w(next_c, next_tap);
-      if (last) fetch(next_c);
-    }
-    Pack<float, 4> a[TM];
-    #pragma unroll
-    for (int i = 0; i < TM; ++i) a[i] = seen[warp][now][r + 8 * i + tap * dilation];
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      float b[TN];
+  for (int i = 0; i < AHEAD; ++i) begin();
+  int rows_at = 0, stage = 0;
+  for (int c = 4 * warp; c < C; c += 32) {
+    Place from = seen + rows_at + 16 * r;
+    for (int tap = 0; tap < taps; ++tap) {
+      wait_groups<AHEAD - 1>();
+      __syncwarp();
+      Pack<float, 4> a[TM];
       #pragma unroll
-      for (int n = 0; n < TN; n += 4) {
-        const auto four = factors[warp][now_w][k][(g * TN + n) / 4];
-        #pragma unroll
-        for (int m = 0; m < 4; ++m) b[n + m] = four.at[m];
-      }
+      for (int i = 0; i < TM; ++i) a[i] = load_shared(from + 128 * i);
+      begin();
       #pragma unroll
-      for (int i = 0; i < TM; ++i) {
+      for (int k = 0; k < 4; ++k) {
+        float b[TN];
         #pragma unroll
-        for (int n = 0; n < TN; ++n) sum[i][n] = fmaf(a[i].at[k], b[n], sum[i][n]);
+        for (int n = 0; n < TN; n += 4) {
+          const auto four = load_shared(factors + stage + 16 * k * TN + 4 * (g * TN + n));
+          #pragma unroll
+          for (int m = 0; m < 4; ++m) b[n + m] = four.at[m];
+        }
+        #pragma unroll
+        for (int i = 0; i < TM; ++i) {
+          #pragma unroll
+          for (int n = 0; n < TN; ++n) sum[i][n] = fmaf(a[i].at[k], b[n], sum[i][n]);
+        }
       }
+      stage = stage + STAGE == END ? 0 : stage + STAGE;
+      from += 16 * dilation;
     }
-    if (next_c < C) {
-      now_w ^= 1;
-      store_w(now_w);
-      if (last) {
-        now ^= 1;
-        store(now);
-      }
-    }
-    __syncwarp();
-    c = next_c;
-    tap = next_tap;
+    rows_at = rows_at + 2 * turn > LAST ? 0 : rows_at + turn;
   }
   keep(in, T, kept, tiles * ((N + BN - 1) / BN));
-  __shared__ float parts[8][8 * PART];
+  __syncthreads();
   #pragma unroll
   for (int i = 0; i < TM; ++i) {
     #pragma unroll
@@ -85,14 +88,14 @@ __device__ void codec_tiles(
       Pack<float, 4> four;
       #pragma unroll
       for (int m = 0; m < 4; ++m) four.at[m] = sum[i][n + m];
-      *reinterpret_cast<Pack<float, 4>*>(&parts[warp][r * PART + g * TN + n]) = four;
+      *reinterpret_cast<Pack<float, 4>*>(&shared.parts[warp][r * PART + g * TN + n]) = four;
     }
     __syncthreads();
-    const int row = threadIdx.x / BN, n = threadIdx.x % BN, at = first + 8 * i + row;
-    if (row < 8 && at < T && column + n < N) {
+    const int at = threadIdx.x / BN, n = threadIdx.x % BN;
+    if (at < 8 && first + 8 * i + at < T && column + n < N) {
       float value = 0;
-      for (int v = 0; v < 8; ++v) value += parts[v][row * PART + n];
-      finish(at, column + n, value);
+      for (int v = 0; v < 8; ++v) value += shared.parts[v][at * PART + n];
+      finish(first + 8 * i + at, column + n, value);
     }
     __syncthreads();
   }
