@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,22 @@ def test_openblas_is_loaded_before_mlx_and_found_once() -> None:
         "print('openblas' in open('/proc/self/maps').read())"
     )
     assert said == ["False", "libopenblas.so.0", "libopenblas.so.0", "True"]
+
+
+@pytest.mark.skipif(not _openblas(), reason="no OpenBLAS on this machine")
+@pytest.mark.parametrize("asked", ["", "import os; os.environ['OPENBLAS_CORETYPE'] = 'Prescott'\n"])
+def test_a_processor_that_openblas_does_not_know_gets_the_kernels_of_an_older_one(asked: str) -> None:
+    """Unless others were asked for."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    (core,) = _python(
+        f"{asked}import ctypes\n"
+        "from vivavoce.stages import device\n"
+        "library = ctypes.CDLL(device.load_blas())\n"
+        "library.openblas_get_corename.restype = ctypes.c_char_p\n"
+        "print(library.openblas_get_corename().decode())"
+    )
+    if {"avx2", "fma"} <= flags:
+        assert (core == "Prescott") == bool(asked)
 
 
 def test_it_is_too_late_once_mlx_is_imported() -> None:
