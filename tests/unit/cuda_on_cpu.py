@@ -3,12 +3,17 @@ with a C++ compiler and `cuda/on_cpu.h`. Arrays of float32, int32 and uint32 onl
 
 import ctypes
 import hashlib
+import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
+
+from vivavoce.stages.speech.qwen3 import kernels, layers
 
 _NAMES: dict[Any, str] = {
     np.dtype(np.float32): "float",
@@ -16,7 +21,23 @@ _NAMES: dict[Any, str] = {
     np.dtype(np.uint32): "unsigned",
 }
 _TYPES: dict[mx.Dtype, Any] = {mx.float32: np.float32, mx.int32: np.int32, mx.uint32: np.uint32}
+BLOCKS, THREADS, RECENT = 3, 64, 5
 _HEADER = Path(__file__).parent / "cuda" / "on_cpu.h"
+
+
+def play(monkeypatch: pytest.MonkeyPatch, folders: pytest.TempPathFactory) -> None:
+    """Skips the test where there is no C++ compiler."""
+    if shutil.which("c++") is None:
+        pytest.skip("needs a C++ compiler")
+    folder = folders.getbasetemp() / "kernels"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(mx.fast, "cuda_kernel", partial(Kernel, folder), raising=False)
+    monkeypatch.setattr(kernels, "serve", lambda: True)
+    monkeypatch.setattr(kernels, "blocks", lambda: BLOCKS)
+    monkeypatch.setattr(kernels, "THREADS", THREADS)
+    monkeypatch.setattr(kernels, "RECENT", RECENT)
+    monkeypatch.setattr(layers, "absorb", lambda layer, norm: (layer, norm))  # pyright: ignore
+    kernels._kernel.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 class Kernel:

@@ -1,43 +1,41 @@
 """The CUDA kernels' own code against plain operations, its threads played by a CPU; tools/check_kernels.py does the
 same at released sizes on a GPU."""
 
-import shutil
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from vivavoce.stages.speech.qwen3 import kernels, layers, sampling
-from vivavoce.stages.speech.qwen3.kernels import RECENT, FusedLayer, Kept
+from vivavoce.stages.speech.qwen3 import kernels, sampling
+from vivavoce.stages.speech.qwen3.code_predictor import CodePredictor
+from vivavoce.stages.speech.qwen3.kernels import Stack
 from vivavoce.stages.speech.qwen3.layers import Layer
-from vivavoce.stages.speech.qwen3.ops import rotary
-from vivavoce.stages.speech.qwen3.sampling import Sampling
+from vivavoce.stages.speech.qwen3.ops import rms_norm, rotary
+from vivavoce.stages.speech.qwen3.sampling import Sampling, request_key
 from vivavoce.stages.speech.qwen3.weights import RandomWeights
 
-from .cuda_on_cpu import Kernel
+from .cuda_on_cpu import RECENT, play
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, EPS = 136, 72, 4, 2, 64, 1e-6
-POSITIONS, BASES = [0, 5, 37, 70], [0, 0, 37, 40]
-
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+LAYERS, GROUPS, VOCABULARY, FIRST = 2, 4, 56, 88
+POSITIONS, BASES = [0, 4, 37, 70], [0, 0, 37, 66]
+CONFIG: Any = SimpleNamespace(
+    hidden_size=HIDDEN,
+    intermediate_size=INNER,
+    num_attention_heads=HEADS,
+    num_key_value_heads=KV_HEADS,
+    num_hidden_layers=LAYERS,
+    head_dim=DIM,
+    rms_norm_eps=EPS,
+    rope_theta=1e6,
+)
 
 
 @pytest.fixture(autouse=True)
 def _played(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.getbasetemp() / "kernels"
-    folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **given: Kernel(folder, **given), raising=False)  # pyright: ignore
-    monkeypatch.setattr(kernels, "serve", lambda: True)
-    monkeypatch.setattr(layers, "absorb", lambda layer, norm: (layer, norm))  # pyright: ignore
-    kernels._kernel.cache_clear()  # pyright: ignore[reportPrivateUsage]
-
-
-@pytest.fixture
-def layer() -> Layer:
-    weights, config = _Uneven(mx.float32, scale=0.1), _config()
-    return Layer.build(weights, "layer", config)
+    play(monkeypatch, tmp_path_factory)
 
 
 class _Uneven(RandomWeights):
@@ -52,53 +50,96 @@ class _Uneven(RandomWeights):
         )
 
 
-def _config() -> Any:
-    return SimpleNamespace(
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=DIM,
-        rms_norm_eps=EPS,
-    )
+class _Model(NamedTuple):
+    layers: list[Layer]
+    stack: Stack
+    head: mx.array
+    norm: mx.array
+
+    def run(
+        self, x: mx.array, past: list[mx.array], which: list[int]
+    ) -> tuple[mx.array, mx.array, list[mx.array]]:
+        """One position of the requests `which`; what is not filled of their caches is NaN."""
+        bases, positions = [BASES[i] for i in which], [POSITIONS[i] for i in which]
+        caches = [_filled(past[i][:, :, :, : BASES[i]], 80) for i in which]
+        recent = [_filled(past[i][:, :, :, BASES[i] :], RECENT) for i in which]
+        turn = rotary(mx.array(positions), DIM, 1e6)
+        at, base = mx.array(positions, mx.int32), mx.array(bases, mx.int32)
+        rows, ticket = mx.stack([x[i] for i in which]), mx.zeros((1,), mx.uint32)
+        made, logits, written, left = self.stack.step(
+            self.head, self.norm, rows, turn, at, base, caches, recent, ticket
+        )
+        assert left.item() == 0
+        return made, logits, written
 
 
-def _run(
-    fused: FusedLayer, x: mx.array, past: list[mx.array], which: list[int]
-) -> tuple[mx.array, list[mx.array]]:
-    """One position of the requests `which`; what is not filled of their caches is NaN."""
-    bases, positions = [BASES[i] for i in which], [POSITIONS[i] for i in which]
-    caches = [_filled(past[i][:, :, : BASES[i]], 80) for i in which]
-    recent = [_filled(past[i][:, :, BASES[i] :], RECENT) for i in which]
-    cos, sin = rotary(mx.array(positions), DIM, 1e6)
-    at, base = mx.array(positions, mx.int32), mx.array(bases, mx.int32)
-    return fused(mx.stack([x[i] for i in which]), cos, sin, at, base, Kept(caches, recent))
+@pytest.fixture
+def model() -> _Model:
+    weights = _Uneven(mx.float32, scale=0.1)
+    plain = [Layer.build(weights, f"layer{i}", CONFIG) for i in range(LAYERS)]
+    head = weights.linear("head", HIDDEN, VOCABULARY)
+    shared, stack = kernels.stack(plain, [head])
+    assert stack is not None
+    return _Model(shared, stack, head.matrix.T, weights.array("norm.weight", HIDDEN))
 
 
 def _filled(rows: mx.array, size: int) -> mx.array:
-    room = mx.full((*rows.shape[:2], size - rows.shape[2], DIM), float("nan"))
-    return mx.concatenate([rows, room], axis=2)
+    room = mx.full((*rows.shape[:3], size - rows.shape[3], DIM), float("nan"))
+    return mx.concatenate([rows, room], axis=3)
 
 
-def test_a_layer_is_that_of_plain_operations_and_rows_do_not_know_each_other(layer: Layer) -> None:
+def test_layers_are_those_of_plain_operations_and_rows_do_not_know_each_other(model: _Model) -> None:
     mx.random.seed(1)
-    fused = FusedLayer.of(layer)
     x = mx.random.normal((len(POSITIONS), HIDDEN))
-    past = [mx.random.normal((2, KV_HEADS, position, DIM)) for position in POSITIONS]
-    together, written = _run(fused, x, past, [0, 1, 2, 3])
+    past = [mx.random.normal((LAYERS, 2, KV_HEADS, position, DIM)) for position in POSITIONS]
+    together, said, written = model.run(x, past, [0, 1, 2, 3])
     for i, (position, base) in enumerate(zip(POSITIONS, BASES, strict=True)):
         cos, sin = rotary(mx.array([position]), DIM, 1e6)
-        queries, new = layer.project(x[i : i + 1], layer.turn(cos, sin))
-        expected = layer.attend(x[i : i + 1], queries, mx.concatenate([past[i], new], axis=2), None)
-        np.testing.assert_allclose(np.array(together[i]), np.array(expected[0]), atol=2e-5)
-        row = position - base
-        np.testing.assert_allclose(np.array(written[i][:, :, row]), np.array(new[:, :, 0]), atol=1e-5)
-        np.testing.assert_array_equal(np.array(written[i][:, :, :row]), np.array(past[i][:, :, base:]))
-        alone, kept = _run(fused, x, past, [i])
+        expected, row = x[i : i + 1], position - base
+        for j, layer in enumerate(model.layers):
+            queries, new = layer.project(expected, layer.turn(cos, sin))
+            expected = layer.attend(expected, queries, mx.concatenate([past[i][j], new], axis=2), None)
+            np.testing.assert_allclose(np.array(written[i][j, :, :, row]), np.array(new[:, :, 0]), atol=1e-5)
+        np.testing.assert_allclose(np.array(together[i]), np.array(expected[0]), atol=5e-5)
+        logits = rms_norm(expected, model.norm, EPS) @ model.head.T
+        np.testing.assert_allclose(np.array(said[i]), np.array(logits[0]), atol=5e-5)
+        np.testing.assert_array_equal(np.array(written[i][:, :, :, :row]), np.array(past[i][:, :, :, base:]))
+        alone, says, kept = model.run(x, past, [i])
         np.testing.assert_array_equal(np.array(alone[0]), np.array(together[i]))
+        np.testing.assert_array_equal(np.array(says[0]), np.array(said[i]))
         np.testing.assert_array_equal(
-            np.array(kept[0])[:, :, : row + 1], np.array(written[i])[:, :, : row + 1]
+            np.array(kept[0])[:, :, :, : row + 1], np.array(written[i])[:, :, :, : row + 1]
         )
+
+
+def _predictor(monkeypatch: pytest.MonkeyPatch, *, serves: bool, wide: int) -> CodePredictor:
+    own = SimpleNamespace(**vars(CONFIG), num_code_groups=GROUPS, vocab_size=VOCABULARY)
+    talker: Any = SimpleNamespace(vocab_size=FIRST, hidden_size=wide, code_predictor_config=own)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "serve", lambda: serves)
+        weights = _Uneven(mx.float32, scale=0.3)
+        config: Any = SimpleNamespace(talker_config=talker)
+        return CodePredictor(config, weights, weights.table("first", FIRST, wide))
+
+
+@pytest.mark.parametrize("wide", [HIDDEN, 2 * HIDDEN])
+@pytest.mark.parametrize("given", [Sampling(), Sampling(do_sample=False), Sampling(top_k=0, top_p=0.8)])
+def test_frames_are_those_of_plain_operations(
+    monkeypatch: pytest.MonkeyPatch, given: Sampling, wide: int
+) -> None:
+    """Also with a talker wider than the predictor; the second and the third request in one launch."""
+    plain, fast = (_predictor(monkeypatch, serves=serves, wide=wide) for serves in (False, True))
+    hidden = [mx.random.normal((1, 1, wide), key=mx.random.key(i)) for i in range(3)]
+    codes = [mx.array([[i * 40]], mx.int32) for i in range(3)]
+    keys, frames = [request_key(i) for i in range(3)], [mx.array([i], mx.int32) for i in range(3)]
+    expected = [
+        plain.frame(*one[:2], given, *one[2:]) for one in zip(hidden, codes, keys, frames, strict=True)
+    ]
+    made = fast.frames(hidden[:1], codes[:1], given, keys[:1], frames[:1])
+    made += fast.frames(hidden[1:], codes[1:], given, keys[1:], frames[1:])
+    for (found, embedded), (right, embedding) in zip(made, expected, strict=True):
+        np.testing.assert_array_equal(np.array(found), np.array(right))
+        np.testing.assert_allclose(np.array(embedded), np.array(embedding), atol=1e-6)
 
 
 @pytest.mark.parametrize("vocabulary", [300, 2048, 3072])

@@ -2,24 +2,22 @@
 
 Pass 0 takes two rows, the talker's hidden state and the embedding of code 0; pass i takes the embedding of
 code i. Each pass runs all layers at fixed positions and samples one code: [B, 16] codes in, 15 passes, no host.
-The frames of B requests are the B rows of every product.
+The frames of B requests are the B rows of every product. With kernels all passes are one launch.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
 from ...device import compiled
 from . import kernels
 from .config import ModelConfig
-from .kernels import RECENT, Kept, Rows, filled_up
+from .kernels import filled_up
 from .layers import Layer, Turn
 from .ops import CAUSAL, apart, joined, rms_norm, rotary
 from .sampling import Controls, Sampling, controls, noise
 from .weights import Linear, Weights
-
-Says = Callable[[int, mx.array], mx.array]
-"""A pass, in the order of the groups: group i and its code int32 [B, 1] → logits of group i + 1, float32 [B, V]."""
 
 
 class CodePredictor:
@@ -46,12 +44,11 @@ class CodePredictor:
             self._narrow = weights.linear(
                 f"{name}.small_to_mtp_projection", talker.hidden_size, own.hidden_size, bias=True
             )
-        inputs = self._table if self._narrow is None else self._narrow(self._table)
-        self._inputs = mx.split(inputs, starts[1:], axis=0)
+        self._rows = self._table if self._narrow is None else self._narrow(self._table)
+        self._inputs = mx.split(self._rows, starts[1:], axis=0)
         """What each group's codes look like to this model: the projection is done once, here."""
-        self._layers = [
-            Layer.build(weights, f"{name}.model.layers.{i}", own) for i in range(own.num_hidden_layers)
-        ]
+        layers = [Layer.build(weights, f"{name}.model.layers.{i}", own) for i in range(own.num_hidden_layers)]
+        self._layers, stack = kernels.stack(layers, self._heads)
         self._norm = weights.array(f"{name}.model.norm.weight", own.hidden_size)
         self._eps = own.rms_norm_eps
         cos, sin = rotary(mx.arange(self._groups), own.head_dim, own.rope_theta)
@@ -62,17 +59,13 @@ class CodePredictor:
         """By first position: pass 0 takes positions 0 and 1, each later one the next."""
         self._shape = own.num_key_value_heads, self._groups, own.head_dim
         self._dtype = weights.dtype
-        self._fused = kernels.fused(self._layers)
-        if self._fused:
-            self._head_rows = [Rows.of(head) for head in self._heads]
-            self._at = [
-                (cos[i : i + 1], sin[i : i + 1], mx.array([i], mx.int32)) for i in range(self._groups)
-            ]
-            self._none = mx.zeros((2, self._shape[0], 1, self._shape[2]), self._dtype)
-            self._blank = mx.zeros((2, self._shape[0], RECENT, self._shape[2]), self._dtype)
-            mx.eval(self._at, self._none, self._blank)
         mx.eval(self._turns)
-        self._frame = {flag: compiled(self._framer(flag)) for flag in (False, True)}
+        self._frame: dict[bool, Callable[..., Any]] = {
+            flag: compiled(self._framer(flag)) for flag in (False, True)
+        }
+        self._launches = stack is not None and own.vocab_size <= kernels.CHOICES
+        if stack and self._launches:
+            self._frame[False] = kernels.one_by_one(compiled(self._launcher(stack, cos, sin)))
 
     def frame(
         self, hidden: mx.array, code0: mx.array, sampling: Sampling, key: mx.array, frame: mx.array
@@ -92,7 +85,7 @@ class CodePredictor:
         """One frame of each of several requests, computed together; as `frame` for each."""
         control = controls(sampling, self._vocabulary)
         parts = hidden, code0, keys, frames
-        padded = [filled_up(part) for part in parts] if self._fused else parts
+        padded = [filled_up(part) for part in parts] if self._launches else parts
         made = self._frame[kernels.nucleus(sampling)](control, *padded)
         return list(zip(*made, strict=True))[: len(hidden)]
 
@@ -114,8 +107,6 @@ class CodePredictor:
         return mx.take(self._table, codes + self._starts, axis=0).sum(axis=1, keepdims=True)
 
     def _framer(self, nucleus: bool) -> Callable[..., tuple[list[mx.array], list[mx.array]]]:
-        begin = self._begin_kernels if self._fused else self._begin
-
         def frame(
             control: Controls,
             hidden: list[mx.array],
@@ -125,47 +116,51 @@ class CodePredictor:
         ) -> tuple[list[mx.array], list[mx.array]]:
             control, batch, groups = Controls(*control), len(hidden), self._groups - 1
             gumbel = noise(joined(keys), joined(indices), 1, groups, self._vocabulary, control)
-            says, codes = begin(hidden), [joined(code0)]
+            start, codes = joined(hidden)[:, 0], [joined(code0)]
+            start = start if self._narrow is None else self._narrow(start, batch)
+            caches = [mx.zeros((2 * batch, *self._shape), self._dtype) for _ in self._layers]
             for i, drawn in enumerate(mx.split(gumbel, groups)):
-                codes.append(kernels.choose(says(i, codes[-1]), drawn[0], control, nucleus))
+                x, first = mx.take(self._inputs[i], codes[-1][:, 0], axis=0), i + 1
+                if i == 0:
+                    x, first = mx.stack([start, x], axis=1).reshape(2 * batch, -1), 0
+                logits = self._heads[i](self._pass(x, caches, first), batch).astype(mx.float32)
+                codes.append(kernels.choose(logits, drawn[0], control, nucleus))
             chosen = mx.concatenate(codes, axis=1)
             return apart(chosen, batch), apart(self.embed(chosen), batch)
 
         return frame
 
-    def _begin(self, hidden: list[mx.array]) -> Says:
-        batch, start = len(hidden), joined(hidden)[:, 0]
-        start = start if self._narrow is None else self._narrow(start, batch)
-        caches = [mx.zeros((2 * batch, *self._shape), self._dtype) for _ in self._layers]
+    def _launcher(self, stack: kernels.Stack, cos: mx.array, sin: mx.array) -> Callable[..., Any]:
+        heads = mx.stack([head.matrix.T for head in self._heads])
+        self._heads = [Linear(heads[i].T) for i in range(len(self._heads))]
+        mx.eval(heads, cos, sin, self._rows)
 
-        def says(i: int, code: mx.array) -> mx.array:
-            x, first = mx.take(self._inputs[i], code[:, 0], axis=0), i + 1
-            if i == 0:
-                x, first = mx.stack([start, x], axis=1).reshape(2 * batch, -1), 0
-            return self._heads[i](self._pass(x, caches, first), batch).astype(mx.float32)
+        def frame(
+            ticket: mx.array,
+            control: Controls,
+            hidden: list[mx.array],
+            code0: list[mx.array],
+            keys: list[mx.array],
+            indices: list[mx.array],
+        ) -> tuple[tuple[list[mx.array], list[mx.array]], mx.array]:
+            control, batch, groups = Controls(*control), len(hidden), self._groups - 1
+            drawn = noise(joined(keys), joined(indices), 1, groups, self._vocabulary, control)
+            # MLX's product goes request by request: what it makes of a row depends on the others.
+            starts = [row[:, 0] if self._narrow is None else self._narrow(row[:, 0]) for row in hidden]
+            chosen, ticket = stack.frame(
+                heads,
+                self._norm,
+                self._rows,
+                (cos, sin),
+                joined(starts),
+                joined(code0),
+                drawn,
+                control,
+                ticket,
+            )
+            return (apart(chosen, batch), apart(self.embed(chosen), batch)), ticket
 
-        return says
-
-    def _begin_kernels(self, hidden: list[mx.array]) -> Says:
-        """Position 0 goes alone, so that every pass has one row a request."""
-        recent = [[self._blank] * len(hidden) for _ in self._fused]
-        # MLX's product goes request by request: what it makes of a row depends on the others.
-        starts = [row[:, 0] if self._narrow is None else self._narrow(row[:, 0]) for row in hidden]
-        self._kernel_pass(joined(starts), recent, 0)
-
-        def says(i: int, code: mx.array) -> mx.array:
-            x = self._kernel_pass(mx.take(self._inputs[i], code[:, 0], axis=0), recent, i + 1)
-            return self._head_rows[i].normed(x, self._norm, self._eps, mx.float32)
-
-        return says
-
-    def _kernel_pass(self, x: mx.array, recent: list[list[mx.array]], at: int) -> mx.array:
-        """Rows x [B, hidden] at one position, put into `recent` → the rows behind the last layer."""
-        cos, sin, position = self._at[at]
-        for i, layer in enumerate(self._fused):
-            kept = Kept([self._none] * x.shape[0], recent[i])
-            x, recent[i] = layer(x, cos, sin, position, self._at[0][2], kept)
-        return x
+        return frame
 
     def _pass(self, x: mx.array, caches: list[mx.array], first: int) -> mx.array:
         """rows x [B * T, hidden] at positions first…, put into the caches → normed last rows [B, hidden]."""
@@ -179,4 +174,4 @@ class CodePredictor:
             queries, keys_values = layer.project(x, turn, batch)
             caches[i][:, :, first:end] = keys_values
             x = layer.attend(x, queries, caches[i][:, :, :end], CAUSAL if steps > 1 else None)
-        return rms_norm(x[steps - 1 :: steps] if steps > 1 else x, self._norm, self._eps)
+        return rms_norm(x[steps - 1 :: steps] if steps > 1 else x, self._norm, self._eps, batch)

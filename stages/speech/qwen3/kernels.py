@@ -1,13 +1,15 @@
-"""CUDA kernels for the steps that make one frame: few launches, and rows that do not know of each other.
+"""CUDA kernels for the steps that make one frame: one launch each, and rows that do not know of each other.
 
 A frame at released sizes runs 108 transformer layers on one row. As MLX operations a layer is about 16 kernels of a
-microsecond or two, most of it launch; here it is five: qkv with its norm, attention with head norms, rotation and
-cache, the product back with its residual, gate and up with norm and SwiGLU, the product down with its residual.
-Sums are fp32, each row is summed in the same order however many rows there are, so a request computed beside others
-gives the bits that it gives alone. `layers.Layer` has the same formulas in plain operations.
+microsecond or two, and launching them takes the host 5 to 8 microseconds each. Here all layers of the talker's step
+are one kernel, and so are the predictor's 16 passes with their choices: as many blocks as the GPU has
+multiprocessors stay on it and meet between the parts of a layer. Sums are fp32, and each row is summed in the same
+order however many rows there are: a request computed beside others gives the bits that it gives alone.
+`layers.Layer` has the same formulas in plain operations.
 """
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,9 +19,8 @@ import mlx.core as mx
 from ...device import backend, plain
 from . import sampling
 from .layers import Layer
-from .ops import rms_norm, silu
 from .sampling import Controls, Sampling
-from .weights import Linear, Stacked
+from .weights import Linear
 
 WIDTHS = (1, 2, 4, 8)
 """Requests that a step has a trace for; a batch is filled up to the next of them."""
@@ -27,25 +28,68 @@ RECENT = 32
 """Positions written before they are moved into the cache: a kernel cannot write in place."""
 CHOICES = 4096
 """Ids that `choose` can choose from."""
+THREADS = 256
+"""Of a block: one fits on a multiprocessor, whatever registers it needs."""
 _FOLDER = Path(__file__).parent / "cuda"
-_WARPS = 4
-_ATTENTION_WARPS = 16
-_PRODUCT = "product<T, O>(x, w, other, out, x_shape[0], w_shape[0], x_shape[1]);"
-_ATTENTION = """
-const int b = blockIdx.x / KV_HEADS, head = blockIdx.x % KV_HEADS;
-const T *old = nullptr, *recent = nullptr;
-T* out = nullptr;
-int room = 0;
-{select}
-attend<T, HEADS, KV_HEADS, D, RECENT, WARPS>(
-    qkv + b * (HEADS + 2 * KV_HEADS) * D, norm, cos + min(b, cos_shape[0] - 1) * D / 2,
-    sin + min(b, sin_shape[0] - 1) * D + D / 2, position[min(b, position_shape[0] - 1)],
-    base[min(b, base_shape[0] - 1)], head, old, room, recent, out, heard + b * HEADS * D);
+_LAYERS = ("qkv", "out", "gate_up", "down", "input_norm", "output_norm", "head_norm")
+_BEGIN = """
+Grid grid{const_cast<unsigned*>(ticket)};
+if (blockIdx.x == 0 && threadIdx.x == 0) *left = 0;
+const Layers<T> layers{qkv, out, gate_up, down, input_norm, output_norm};
 """
-_SELECT = "if (b == {b}) {{ old = cache{b}; recent = recent{b}; out = out{b}; room = cache{b}_shape[2]; }}"
+_STEP = """
+const int rows = x_shape[0];
+const Passed<T> passed(made, room, rows);
+through<ROWS>(x, layers, passed, rows, grid, [&](int layer, int b, int query) {{
+  const T *old = nullptr, *recent = nullptr;
+  T* now = nullptr;
+  int positions = 0;
+  {select}
+  const size_t at = size_t(layer) * 2 * KV_HEADS * DIM;
+  attend<T, RECENT>(
+      passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + b * DIM / 2, sin + b * DIM + DIM / 2,
+      position[b], base[b], query, old + at * positions, positions, recent + at * RECENT, now + at * RECENT,
+      passed.heard + b * HEADS * DIM);
+}});
+say<ROWS>(made, head, norm, logits, rows);
+"""
+_SELECT = "if (b == {b}) {{ old = old{b}; recent = recent{b}; now = now{b}; positions = old{b}_shape[3]; }}"
+_FRAME = """
+const int rows = start_shape[0];
+const Passed<T> passed(x, room, rows);
+T* given = passed.gated + size_t(rows) * INNER;
+const auto give = [&](int b, int row) {
+  for (int k = threadIdx.x; k < HIDDEN; k += THREADS) given[b * HIDDEN + k] = table[size_t(row) * HIDDEN + k];
+};
+for (int b = blockIdx.x; b < rows; b += gridDim.x) {
+  give(b, code0[b]);
+  if (threadIdx.x == 0) codes[b * GROUPS] = code0[b];
+}
+for (int at = 0; at < GROUPS; ++at) {
+  through<ROWS>(at == 0 ? start : given, layers, passed, rows, grid, [&](int layer, int b, int query) {
+    T* own = kept + (size_t(b) * LAYERS + layer) * 2 * KV_HEADS * GROUPS * DIM;
+    attend<T, GROUPS>(
+        passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + at * DIM / 2, sin + at * DIM + DIM / 2,
+        at, 0, query, nullptr, 0, own, own, passed.heard + b * HEADS * DIM);
+  });
+  if (at == 0) continue;
+  say<ROWS>(x, heads + size_t(at - 1) * VOCABULARY * HIDDEN, norm, logits, rows);
+  grid.meet();
+  for (int b = blockIdx.x; b < rows; b += gridDim.x) {
+    const int c = min(b, rank_shape[0] - 1);
+    const int code = choose<THREADS>(
+        logits + b * VOCABULARY, drawn + (size_t(at - 1) * rows + b) * VOCABULARY, VOCABULARY, VOCABULARY - rank[c],
+        top_p[c], temperature[c]);
+    if (threadIdx.x == 0) codes[b * GROUPS + at] = code;
+    if (at + 1 < GROUPS) give(b, FIRST + (at - 1) * VOCABULARY + code);
+  }
+  if (at + 1 < GROUPS) grid.meet();
+}
+"""
 _CHOICE = """
 const int b = blockIdx.x, V = logits_shape[1], c = min(b, rank_shape[0] - 1);
-choose(logits + b * V, drawn + b * V, V, V - rank[c], top_p[c], temperature[c], code + b);
+const int chosen = choose<THREADS>(logits + b * V, drawn + b * V, V, V - rank[c], top_p[c], temperature[c]);
+if (threadIdx.x == 0) code[b] = chosen;
 """
 
 Item = TypeVar("Item")
@@ -77,149 +121,249 @@ def width(count: int) -> int:
 
 
 @cache
+def blocks() -> int:
+    """The GPU's multiprocessors."""
+    driver, device, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+    multiprocessors = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
+    if failed or driver.cuDeviceGetAttribute(ctypes.byref(found), multiprocessors, device):
+        raise RuntimeError("the CUDA driver does not tell how many multiprocessors the GPU has")
+    return found.value
+
+
+class _Tickets:
+    """Two launches that stay on the GPU at the same time could wait for each other for ever, so each takes the
+    ticket that the last one leaves: uint32 [1], zero, in which its blocks count themselves."""
+
+    last: mx.array | None = None
+
+
+def one_by_one(launching: Callable[..., tuple[Any, mx.array]]) -> Callable[..., Any]:
+    """A function that takes a ticket first and returns one last, as one that knows of none."""
+
+    def run(*given: Any) -> Any:
+        if _Tickets.last is None:
+            _Tickets.last = mx.zeros((1,), mx.uint32)
+        made, _Tickets.last = launching(_Tickets.last, *given)
+        return made
+
+    return run
+
+
+@cache
 def _kernel(
-    name: str, file: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str, *defined: str
+    name: str,
+    files: tuple[str, ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    body: str,
+    *defined: str,
 ) -> Any:
     """Each is compiled when it first runs, which takes seconds: so there are few, for all numbers of rows."""
     defines = "".join(f"#define {one}\n" for one in defined)
-    parts = [(_FOLDER / part).read_text() for part in ("common.cuh", file)]
     return mx.fast.cuda_kernel(
         name=name,
         input_names=list(inputs),
         output_names=list(outputs),
         source=body,
-        header=defines + "".join(parts),
+        header=defines + "".join((_FOLDER / f"{file}.cuh").read_text() for file in ("common", *files)),
     )
 
 
-class Rows(NamedTuple):
-    """A linear layer as the kernels read it."""
+class Stack(NamedTuple):
+    """Layers as the kernels read them: their weights one behind the other."""
 
-    layer: Linear | Stacked
-    matrix: mx.array | None
-    """[out, in]; None when quantised: MLX's operations serve then."""
-
-    @classmethod
-    def of(cls, layer: Linear | Stacked) -> "Rows":
-        if isinstance(layer, Stacked) or layer.format is not None or layer.bias is not None:
-            return cls(layer, None)
-        matrix = layer.matrix.T
-        mx.eval(matrix)
-        return cls(layer, matrix)
-
-    def normed(self, x: mx.array, norm: mx.array, eps: float, dtype: mx.Dtype | None = None) -> mx.array:
-        """The layer of rms_norm(x) for rows x [B, in]: [B, out]."""
-        if self.matrix is None:
-            return self.layer(rms_norm(x, norm, eps)).astype(dtype or x.dtype)
-        columns = self.matrix.shape[0]
-        return _product("normed", x, self.matrix, norm, columns, dtype or x.dtype, f"EPS {eps!r}f")
-
-    def gated(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
-        """silu(gate) * up of rms_norm(x), gate and up being the halves of the layer: [B, out / 2]."""
-        if self.matrix is None:
-            gate, up = mx.split(self.layer(rms_norm(x, norm, eps)), 2, axis=1)
-            return silu(gate) * up
-        columns = self.matrix.shape[0] // 2
-        return _product("gated", x, self.matrix, norm, columns, x.dtype, "GATED", f"EPS {eps!r}f")
-
-    def added(self, residual: mx.array, x: mx.array) -> mx.array:
-        """residual [B, out] + the layer of x."""
-        if self.matrix is None:
-            assert isinstance(self.layer, Linear)
-            return self.layer.add(residual, x)
-        return _product("added", x, self.matrix, residual, self.matrix.shape[0], x.dtype, "ADDED")
-
-
-def _product(
-    name: str, x: mx.array, matrix: mx.array, other: mx.array, columns: int, dtype: mx.Dtype, *defined: str
-) -> mx.array:
-    blocks = -(-matrix.shape[0] // (2 * _WARPS))
-    kernel = _kernel(name, "product.cuh", ("x", "w", "other"), ("out",), _PRODUCT, *defined)
-    return kernel(
-        inputs=[x, matrix, other],
-        output_shapes=[(x.shape[0], columns)],
-        output_dtypes=[dtype],
-        grid=(32 * _WARPS * blocks, 1, 1),
-        threadgroup=(32 * _WARPS, 1, 1),
-        template=[("T", x.dtype), ("O", dtype)],
-    )[0]
-
-
-class Kept(NamedTuple):
-    """Keys and values of each of B requests in one layer."""
-
-    caches: list[mx.array]
-    """[2, kv_heads, S, D] each, filled up to `base`."""
-    recent: list[mx.array]
-    """[2, kv_heads, R, D] each: the positions from `base` on."""
-
-
-class FusedLayer(NamedTuple):
-    qkv: Rows
-    out: Rows
-    gate_up: Rows
-    down: Rows
+    qkv: mx.array
+    """[L, (heads + 2 * kv_heads) * D, hidden]"""
+    out: mx.array
+    """[L, hidden, heads * D]"""
+    gate_up: mx.array
+    """[L, 2 * inner, hidden]"""
+    down: mx.array
+    """[L, hidden, inner]"""
+    input_norm: mx.array
+    """[L, hidden], likewise `output_norm`."""
+    output_norm: mx.array
     head_norm: mx.array
-    """float32 [2, D]: q norm times the attention scale, k norm."""
-    layer: Layer
+    """float32 [L, 2, D]: q norm times the attention scale, k norm."""
+    heads: int
+    kv_heads: int
+    eps: float
 
-    @classmethod
-    def of(cls, layer: Layer) -> "FusedLayer":
-        norms = mx.stack([layer.head_norm[0, 0], layer.head_norm[0, layer.heads]]).reshape(2, -1)
-        mx.eval(norms)
-        qkv, out, gate_up, down = map(Rows.of, (layer.qkv, layer.out, layer.gate_up, layer.down))
-        return cls(qkv, out, gate_up, down, norms, layer)
+    def step(
+        self,
+        head: mx.array,
+        norm: mx.array,
+        x: mx.array,
+        turn: tuple[mx.array, mx.array],
+        position: mx.array,
+        base: mx.array,
+        caches: list[mx.array],
+        recent: list[mx.array],
+        ticket: mx.array,
+    ) -> tuple[mx.array, mx.array, list[mx.array], mx.array]:
+        """One position of each of B requests.
 
-    def __call__(
-        self, x: mx.array, cos: mx.array, sin: mx.array, position: mx.array, base: mx.array, kept: Kept
-    ) -> tuple[mx.array, list[mx.array]]:
-        """One position of each of B requests: rows x [B, hidden] → (rows, `recent` with that position).
-
-        cos and sin as of `ops.rotary`, position and base int32, for each request or one for all.
+        :param head: [V, hidden], behind `norm`, [hidden].
+        :param x: [B, hidden].
+        :param turn: cos and sin of the positions, as of `ops.rotary`.
+        :param position: int32 [B]; `base` likewise: positions that are in the caches.
+        :param caches: [L, 2, kv_heads, S, D] of each request.
+        :param recent: likewise with `RECENT` positions, from `base` on.
+        :returns: rows [B, hidden] behind the last layer, logits float32 [B, V], `recent` with the position, ticket.
         """
-        layer = self.layer
-        assert layer.input_norm is not None
-        assert layer.output_norm is not None
-        projected = self.qkv.normed(x, layer.input_norm, layer.eps)
-        heard, recent = self._attend(projected, cos, sin, position, base, kept)
-        x = self.out.added(x, heard)
-        return self.down.added(x, self.gate_up.gated(x, layer.output_norm, layer.eps)), recent
-
-    def _attend(
-        self, qkv: mx.array, cos: mx.array, sin: mx.array, position: mx.array, base: mx.array, kept: Kept
-    ) -> tuple[mx.array, list[mx.array]]:
-        layer, batch = self.layer, len(kept.caches)
+        batch = len(caches)
         # One kernel for a request alone, one for all larger batches, filled up with arrays that it does not touch.
         missing = 0 if batch == 1 else WIDTHS[-1] - batch
         each = range(batch + missing)
-        caches, recents, outs = ([f"{name}{b}" for b in each] for name in ("cache", "recent", "out"))
-        select = "\n".join(_SELECT.format(b=b) for b in each)
+        olds, recents, nows = ([f"{name}{b}" for b in each] for name in ("old", "recent", "now"))
         kernel = _kernel(
-            f"attention_{len(each)}",
-            "attention.cuh",
-            ("qkv", "norm", "cos", "sin", "position", "base", *caches, *recents),
-            ("heard", *outs),
-            _ATTENTION.format(select=select),
-            f"EPS {layer.eps!r}f",
+            f"step_{len(each)}",
+            ("grid", "product", "attention", "layers"),
+            ("ticket", "x", "head", "norm", "cos", "sin", "position", "base", *_LAYERS, *olds, *recents),
+            ("made", "logits", "room", "left", *nows),
+            _BEGIN + _STEP.format(select="\n".join(_SELECT.format(b=b) for b in each)),
+            *self._defines(head.shape[0]),
+            f"RECENT {RECENT}",
         )
-        old, new = (part + part[-1:] * missing for part in (kept.caches, kept.recent))
-        shapes = [part.shape for part in kept.recent] + [(1,)] * missing
-        heard, *recent = kernel(
-            inputs=[qkv, self.head_norm, cos, sin, position, base, *old, *new],
-            output_shapes=[(batch, layer.heads * layer.head_dim), *shapes],
-            output_dtypes=[qkv.dtype] * (1 + len(each)),
-            grid=(batch * layer.kv_heads * _ATTENTION_WARPS * 32, 1, 1),
-            threadgroup=(_ATTENTION_WARPS * 32, 1, 1),
-            template=[
-                ("T", qkv.dtype),
-                ("HEADS", layer.heads),
-                ("KV_HEADS", layer.kv_heads),
-                ("D", layer.head_dim),
-                ("RECENT", kept.recent[0].shape[2]),
-                ("WARPS", _ATTENTION_WARPS),
+        shapes = [part.shape for part in recent] + [(1,)] * missing
+        made, logits, _, left, *now = kernel(
+            inputs=[
+                *(ticket, x, head, norm, *turn, position, base, *self[: len(_LAYERS)]),
+                *(*caches, *caches[-1:] * missing, *recent, *recent[-1:] * missing),
             ],
+            output_shapes=[x.shape, (batch, head.shape[0]), (batch * self._room(),), (1,), *shapes],
+            output_dtypes=[x.dtype, mx.float32, x.dtype, mx.uint32, *[x.dtype] * len(each)],
+            grid=(blocks() * THREADS, 1, 1),
+            threadgroup=(THREADS, 1, 1),
+            template=[("T", x.dtype), ("ROWS", len(each)), ("THREADS", THREADS)],
         )
-        return heard, recent[:batch]
+        return made, logits, now[:batch], left
+
+    def frame(
+        self,
+        heads: mx.array,
+        norm: mx.array,
+        table: mx.array,
+        turn: tuple[mx.array, mx.array],
+        start: mx.array,
+        code0: mx.array,
+        drawn: mx.array,
+        control: Controls,
+        ticket: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """The code groups behind the first, of one frame of each of B requests, each chosen in turn.
+
+        :param heads: [G - 1, V, hidden], each behind `norm`, [hidden].
+        :param table: rows of the codes of all groups, [first vocabulary + (G - 1) * V, hidden].
+        :param turn: cos and sin of positions 0 … G - 1, as of `ops.rotary`.
+        :param start: row of position 0, [B, hidden]; code0 int32 [B, 1].
+        :param drawn: noise, float32 [G - 1, B, V].
+        :returns: codes int32 [B, G], ticket.
+        """
+        batch, (later, vocabulary, _) = start.shape[0], heads.shape
+        rows = 1 if batch == 1 else WIDTHS[-1]
+        names = ("ticket", "start", "code0", "heads", "norm", "table", "cos", "sin", "drawn", "rank", "top_p")
+        kernel = _kernel(
+            f"frame_{rows}",
+            ("grid", "product", "attention", "choice", "layers"),
+            (*names, "temperature", *_LAYERS),
+            ("codes", "x", "logits", "kept", "room", "left"),
+            _BEGIN + _FRAME,
+            *self._defines(vocabulary),
+            f"GROUPS {later + 1}",
+            f"FIRST {table.shape[0] - later * vocabulary}",
+        )
+        kept = batch * self.qkv.shape[0] * 2 * self.kv_heads * (later + 1) * self.head_norm.shape[2]
+        room = batch * (self._room() + start.shape[1])
+        codes, _, _, _, _, left = kernel(
+            inputs=[
+                *(ticket, start, code0, heads, norm, table, *turn, drawn),
+                *(control.rank, control.top_p, control.temperature, *self[: len(_LAYERS)]),
+            ],
+            output_shapes=[(batch, later + 1), start.shape, (batch, vocabulary), (kept,), (room,), (1,)],
+            output_dtypes=[mx.int32, start.dtype, mx.float32, start.dtype, start.dtype, mx.uint32],
+            grid=(blocks() * THREADS, 1, 1),
+            threadgroup=(THREADS, 1, 1),
+            template=[("T", start.dtype), ("ROWS", rows), ("THREADS", THREADS)],
+        )
+        return codes, left
+
+    def _room(self) -> int:
+        """Numbers that a request needs for what the parts of a layer pass on."""
+        return self.qkv.shape[1] + self.out.shape[2] + self.out.shape[1] + self.down.shape[2]
+
+    def _defines(self, vocabulary: int) -> list[str]:
+        count, qkv, hidden = self.qkv.shape
+        dim, inner = self.head_norm.shape[2], self.down.shape[2]
+        warps = blocks() * THREADS // 32
+        sizes = {
+            "LAYERS": count,
+            "HIDDEN": hidden,
+            "INNER": inner,
+            "QKV": qkv,
+            "HEADS": self.heads,
+            "KV_HEADS": self.kv_heads,
+            "DIM": dim,
+            "VOCABULARY": vocabulary,
+            "WARPS": THREADS // 32,
+            "EACH_QKV": _each(qkv, warps),
+            "EACH_OUT": _each(hidden, warps),
+            "EACH_GATE_UP": _each(2 * inner, warps, paired=True),
+            "EACH_DOWN": _each(hidden, warps),
+            "EACH_HEAD": _each(vocabulary, warps),
+        }
+        return [*(f"{name} {size}" for name, size in sizes.items()), f"EPS {self.eps!r}f"]
+
+
+def _each(rows: int, warps: int, *, paired: bool = False) -> int:
+    """Rows of a matrix that a warp sums together, so that the last warp is ready early."""
+    fitting = [each for each in ((2, 4, 6) if paired else (1, 2, 4)) if rows % each == 0]
+    return min(fitting, key=lambda each: (-(-rows // (each * warps)) * each, -each))
+
+
+def stack(layers: Sequence[Layer], heads: Sequence[Linear]) -> tuple[list[Layer], Stack | None]:
+    """The layers, and as kernels, whose weights they then share.
+
+    None where kernels cannot serve: not on CUDA, sizes that they are not made for, quantised weights, also of the
+    heads behind the layers.
+    """
+    first, parts = layers[0], [_matrices(layer) for layer in layers]
+    # A lane of a warp loads 16 bytes and has the two halves of a head.
+    fits = serve() and first.head_dim % 64 == 0 and all(parts) and all(_plain(head) for head in heads)
+    if not fits or any(size % 8 for matrix in parts[0] for size in matrix.shape):
+        return list(layers), None
+    matrices = [mx.stack([own[kind] for own in parts]) for kind in range(4)]
+    norms = [
+        mx.stack([norm for norm in column if norm is not None])
+        for column in zip(*map(_norms, layers), strict=True)
+    ]
+    mx.eval(matrices, norms)
+    views = [[Linear(whole[i].T) for whole in matrices] for i in range(len(layers))]
+    sharing = [
+        layer._replace(qkv=qkv, out=out, gate_up=gate_up, down=down)
+        for layer, (qkv, out, gate_up, down) in zip(layers, views, strict=True)
+    ]
+    qkv, out, gate_up, down = matrices
+    input_norm, output_norm, head_norm = norms
+    sizes = first.heads, first.kv_heads, first.eps
+    return sharing, Stack(qkv, out, gate_up, down, input_norm, output_norm, head_norm, *sizes)
+
+
+def _matrices(layer: Layer) -> list[mx.array]:
+    """[out, in] of each product; none if there is one that kernels cannot compute."""
+    linears = layer.qkv, layer.out, layer.gate_up, layer.down
+    found = [linear.matrix.T for linear in linears if isinstance(linear, Linear) and _plain(linear)]
+    return found if len(found) == len(linears) else []
+
+
+def _plain(linear: Linear) -> bool:
+    return linear.format is None and linear.bias is None
+
+
+def _norms(layer: Layer) -> tuple[mx.array | None, mx.array | None, mx.array]:
+    both = mx.stack([layer.head_norm[0, 0], layer.head_norm[0, layer.heads]]).reshape(2, -1)
+    return layer.input_norm, layer.output_norm, both
 
 
 def choose(logits: mx.array, drawn: mx.array, control: Controls, nucleus: bool) -> mx.array:
@@ -227,19 +371,11 @@ def choose(logits: mx.array, drawn: mx.array, control: Controls, nucleus: bool) 
     if not serve() or logits.shape[1] > CHOICES:
         return sampling.choose(logits, drawn, control, nucleus)
     batch, names = logits.shape[0], ("logits", "drawn", "rank", "top_p", "temperature")
-    return _kernel("choice", "choice.cuh", names, ("code",), _CHOICE)(
+    return _kernel("choice", ("choice",), names, ("code",), _CHOICE)(
         inputs=[logits, drawn, control.rank, control.top_p, control.temperature],
         output_shapes=[(batch, 1)],
         output_dtypes=[mx.int32],
-        grid=(1024 * batch, 1, 1),
-        threadgroup=(1024, 1, 1),
+        grid=(THREADS * batch, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        template=[("THREADS", THREADS)],
     )[0]
-
-
-def fused(layers: Sequence[Layer]) -> list[FusedLayer]:
-    """The layers as kernels; empty where they cannot serve: not on CUDA, or head sizes they are not made for."""
-    first = layers[0]
-    # A lane of a warp loads 16 bytes and has the two halves of a head.
-    fits = first.head_dim % 64 == 0 and first.heads <= 4 * first.kv_heads
-    fits = fits and first.input_norm is not None and first.input_norm.size % 8 == 0
-    return [FusedLayer.of(layer) for layer in layers] if fits and serve() else []

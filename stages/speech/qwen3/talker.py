@@ -42,21 +42,26 @@ class Talker:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         talker = config.talker_config
         self.embedding = weights.table("talker.model.codec_embedding", talker.vocab_size, talker.hidden_size)
-        self._layers = [
-            Layer.build(weights, f"talker.model.layers.{i}", talker) for i in range(talker.num_hidden_layers)
-        ]
         self.first = CodeZero(config, weights)
+        self._layers, stack = kernels.stack(
+            [
+                Layer.build(weights, f"talker.model.layers.{i}", talker)
+                for i in range(talker.num_hidden_layers)
+            ],
+            [self.first.head],
+        )
         self._theta = talker.rope_theta
         self._max_positions = talker.max_position_embeddings
-        self._heads, self._dim = talker.num_key_value_heads, talker.head_dim
+        self._dim = talker.head_dim
         self._start = {flag: compiled(self._starter(flag)) for flag in (False, True)}
         self._prefix = compiled(self._prefiller)
         self._resume = {flag: compiled(self._resumer(flag)) for flag in (False, True)}
-        fused = kernels.fused(self._layers)
         given = self.first, self._dim, self._theta
-        self._step = KernelStep(self._layers, fused, *given) if fused else PlainStep(self._layers, *given)
-        room = (2, self._heads, kernels.RECENT, self._dim) if fused else (0,)
-        self._recent = [mx.zeros(room, weights.dtype)] * len(self._layers)
+        self._step = KernelStep(stack, *given) if stack else PlainStep(self._layers, *given)
+        room = (
+            (len(self._layers), 2, talker.num_key_value_heads, kernels.RECENT, self._dim) if stack else (0,)
+        )
+        self._recent = mx.zeros(room, weights.dtype)
 
     def start(
         self, prefill: mx.array, sampling: Sampling, seed: int
@@ -161,7 +166,7 @@ class Talker:
         ) -> tuple[list[mx.array], mx.array, mx.array, mx.array]:
             x, cache = self._through(rows)
             last = mx.take(x, length - 1, axis=0)
-            return cache, *self._frame_0(last, frame, key, control, nucleus)
+            return self._step.begin(cache), *self._frame_0(last, frame, key, control, nucleus)
 
         return start
 
@@ -206,7 +211,9 @@ class Talker:
                 now = mx.slice_update(past, keys_values, first, axes=(2,))
                 written.append(now)
                 x = layer.attend(x, queries, now, unseen)
-            return written, *self._frame_0(mx.take(x, last, axis=0), frame, key, control, nucleus)
+            return self._step.begin(written), *self._frame_0(
+                mx.take(x, last, axis=0), frame, key, control, nucleus
+            )
 
         return resume
 
@@ -219,11 +226,11 @@ class Talker:
         return _doubled(64 if on_cpu() else BUCKET, positions)
 
     def _grow(self, cache: list[mx.array], size: int) -> list[mx.array]:
-        missing = size - cache[0].shape[2]
-        if missing <= 0:
+        *shape, filled, dim = cache[0].shape
+        if size <= filled:
             return cache
-        room = mx.zeros((2, self._heads, missing, self._dim), cache[0].dtype)
-        return [mx.concatenate([part, room], axis=2) for part in cache]
+        room = mx.zeros((*shape, size - filled, dim), cache[0].dtype)
+        return [mx.concatenate([part, room], axis=-2) for part in cache]
 
 
 def _doubled(size: int, needed: int) -> int:

@@ -3,7 +3,7 @@
 Per frame: x = sum of the last frame's 16 code embeddings + the next text row  [B, H]
            layers over each request's own cache
            code 0 sampled from [B, V] inside the same trace.
-`PlainStep` consists of MLX's operations and writes into the caches; `KernelStep` of the CUDA kernels, which put new
+`PlainStep` consists of MLX's operations and writes into the caches; `KernelStep` of a CUDA kernel, which puts new
 positions into a short buffer beside the cache. Nothing is evaluated here.
 """
 
@@ -16,7 +16,7 @@ import mlx.core as mx
 from ...device import compiled
 from . import kernels
 from .config import ModelConfig
-from .kernels import RECENT, FusedLayer, Kept, Rows, filled_up
+from .kernels import Stack, filled_up, one_by_one
 from .layers import Layer
 from .ops import apart, attention, bias, joined, rms_norm, rotary
 from .sampling import Controls, noise, penalise, stacked
@@ -30,7 +30,7 @@ class TalkerState(NamedTuple):
     """One request's state, on the device. Rebind it at each step: the old cache is then reused in place."""
 
     cache: list[mx.array]
-    """Keys and values of each layer, [2, kv_heads, S, D]."""
+    """Keys and values of each layer, [2, kv_heads, S, D]; with kernels of all layers, [L, 2, kv_heads, S, D]."""
     position: mx.array
     """int32 [1]: positions filled."""
     seen: mx.array
@@ -43,8 +43,8 @@ class TalkerState(NamedTuple):
     nucleus: bool
     filled: int
     """`position` as the host knows it."""
-    recent: list[mx.array]
-    """With kernels: keys and values of each layer from `base` on, [2, kv_heads, RECENT, D]."""
+    recent: mx.array
+    """With kernels: keys and values from `base` on, [L, 2, kv_heads, RECENT, D]."""
     base: mx.array
     """int32 [1]: positions that the cache holds."""
     cached: int
@@ -66,8 +66,8 @@ class CodeZero:
         self._with_end = bias(allowed | (self._ids == talker.codec_eos_token_id), mx.float32)
         mx.eval(vars(self))
 
-    def hidden(self, x: mx.array) -> mx.array:
-        return rms_norm(x, self.norm, self.eps)
+    def hidden(self, x: mx.array, batch: int = 1) -> mx.array:
+        return rms_norm(x, self.norm, self.eps, batch)
 
     def logits(self, hidden: mx.array, batch: int = 1) -> mx.array:
         """hidden rows [N, H] → float32 [N, V], as the head gives them."""
@@ -100,10 +100,14 @@ class Step(ABC):
     alike = False
     """Whether the caches of all requests must have one size."""
 
-    def __init__(self, layers: list[Layer], first: CodeZero, dim: int, theta: float) -> None:
-        self._layers, self._first = layers, first
+    def __init__(self, first: CodeZero, dim: int, theta: float) -> None:
+        self._first = first
         self._dim, self._theta = dim, theta
         self._traced = {flag: compiled(self._trace(flag)) for flag in (False, True)}
+
+    def begin(self, cache: list[mx.array]) -> list[mx.array]:
+        """What a prompt leaves, [2, kv_heads, S, D] of each layer, as the states have it."""
+        return cache
 
     @abstractmethod
     def __call__(
@@ -115,7 +119,7 @@ class Step(ABC):
         """
 
     @abstractmethod
-    def _trace(self, nucleus: bool) -> Callable[..., list[Any]]: ...
+    def _trace(self, nucleus: bool) -> Callable[..., Any]: ...
 
     def _chosen(
         self,
@@ -129,7 +133,7 @@ class Step(ABC):
     ) -> Iterator[tuple[mx.array, ...]]:
         """Last rows x [B, H] and what the head says of them, if known → seen, frame, code0, hidden of each."""
         first, batch = self._first, x.shape[0]
-        hidden = first.hidden(x)
+        hidden = first.hidden(x, batch)
         logits = first.logits(hidden, batch) if logits is None else logits
         frame = joined(frames) + 1
         code, marked = first.choose(logits, joined(seen), frame, joined(seeds), stacked(control), nucleus)
@@ -138,6 +142,10 @@ class Step(ABC):
 
 class PlainStep(Step):
     """Products of all rows at once; attention one by one, over each request's own cache."""
+
+    def __init__(self, layers: list[Layer], first: CodeZero, dim: int, theta: float) -> None:
+        self._layers = layers
+        super().__init__(first, dim, theta)
 
     def __call__(
         self, states: list[TalkerState], embeddings: list[mx.array], texts: list[mx.array]
@@ -175,21 +183,23 @@ class PlainStep(Step):
 
 
 class KernelStep(Step):
-    """Five kernels a layer for all requests. A batch is filled up to a width that has a trace."""
+    """One kernel for all layers and requests. A batch is filled up to a width that has a trace."""
 
     alike = True
 
-    def __init__(
-        self, layers: list[Layer], fused: list[FusedLayer], first: CodeZero, dim: int, theta: float
-    ) -> None:
-        super().__init__(layers, first, dim, theta)
-        self._fused, self._head = fused, Rows.of(first.head)
+    def __init__(self, stack: Stack, first: CodeZero, dim: int, theta: float) -> None:
+        self._stack, self._head = stack, mx.contiguous(first.head.matrix.T)
+        super().__init__(first, dim, theta)
+        self._traced = {flag: one_by_one(step) for flag, step in self._traced.items()}
         self._move = compiled(_moved)
+
+    def begin(self, cache: list[mx.array]) -> list[mx.array]:
+        return [mx.stack(cache)]
 
     def __call__(
         self, states: list[TalkerState], embeddings: list[mx.array], texts: list[mx.array]
     ) -> list[tuple[TalkerState, mx.array, mx.array]]:
-        states = [self.settled(one) if one.filled - one.cached == RECENT else one for one in states]
+        states = [self.settled(one) if one.filled - one.cached == kernels.RECENT else one for one in states]
         rows = [(one.cache, one.recent, one.base, *one[1:6]) for one in states]
         traced = self._traced[states[0].nucleus]
         made = traced(filled_up(rows), filled_up(embeddings), filled_up(texts))
@@ -203,27 +213,32 @@ class KernelStep(Step):
         cache = self._move(state.cache, state.recent, state.base)
         return state._replace(cache=cache, base=state.position, cached=state.filled)
 
-    def _trace(self, nucleus: bool) -> Callable[..., list[Any]]:
-        def step(rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]) -> list[Any]:
+    def _trace(self, nucleus: bool) -> Callable[..., Any]:
+        def step(
+            ticket: mx.array, rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]
+        ) -> tuple[list[Any], mx.array]:
             caches, recent, bases, positions, seen, frames, seeds, control = zip(*rows, strict=True)
             x = (joined(embeddings) + joined(texts))[:, 0]
-            position, base = joined(positions), joined(bases)
-            cos, sin = rotary(position, self._dim, self._theta)
-            written: list[list[mx.array]] = [[] for _ in rows]
-            for i, layer in enumerate(self._fused):
-                kept = Kept([cache[i] for cache in caches], [some[i] for some in recent])
-                x, new = layer(x, cos, sin, position, base, kept)
-                for b, now in enumerate(new):
-                    written[b].append(now)
-            logits = self._head.normed(x, self._first.norm, self._first.eps, mx.float32)
+            position = joined(positions)
+            x, logits, written, ticket = self._stack.step(
+                self._head,
+                self._first.norm,
+                x,
+                rotary(position, self._dim, self._theta),
+                position,
+                joined(bases),
+                [cache for (cache,) in caches],
+                list(recent),
+                ticket,
+            )
             chosen = self._chosen(x, logits, seen, frames, seeds, control, nucleus)
-            return [(now, *out) for now, out in zip(written, chosen, strict=True)]
+            return [(now, *out) for now, out in zip(written, chosen, strict=True)], ticket
 
         return step
 
 
-def _moved(cache: list[mx.array], recent: list[mx.array], base: mx.array) -> list[mx.array]:
-    return [mx.slice_update(old, new, base, axes=(2,)) for old, new in zip(cache, recent, strict=True)]
+def _moved(cache: list[mx.array], recent: mx.array, base: mx.array) -> list[mx.array]:
+    return [mx.slice_update(cache[0], recent, base, axes=(3,))]
 
 
 def _after(state: TalkerState, seen: mx.array, frame: mx.array) -> TalkerState:

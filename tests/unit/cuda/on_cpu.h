@@ -36,7 +36,8 @@ struct Block {
   std::vector<ucontext_t> fibers;
   std::vector<bool> done;
   std::vector<Barrier> warps;
-  std::vector<uint64_t> lanes;
+  std::vector<uint64_t> lanes[2];  // of every other exchange: the last one may still be read
+  std::vector<bool> odd;
   Barrier all;
   // From a fiber's second turn on: unlike swapcontext these make no system call.
   std::unique_ptr<jmp_buf[]> places;
@@ -103,7 +104,8 @@ inline void Block::begin(unsigned threads, std::function<void()> given) {
   done.resize(threads);
   begun.resize(threads);
   places.reset(new jmp_buf[threads]);
-  lanes.resize(threads);
+  for (auto& one : lanes) one.resize(threads);
+  odd.resize(threads);
   calls.resize(threads);
   copies.resize(threads);
   all.members = left = threads;
@@ -150,12 +152,12 @@ inline int __syncthreads_or(int flag) { return __syncthreads_count(flag) != 0; }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   const unsigned self = threadIdx.x;
-  Barrier& warp = block->warps[self / 32];
-  std::memcpy(&block->lanes[self], &value, sizeof(T));
-  block->meet(warp);
+  auto& lanes = block->lanes[block->odd[self]];
+  block->odd[self].flip();
+  std::memcpy(&lanes[self], &value, sizeof(T));
+  block->meet(block->warps[self / 32]);
   T other;
-  std::memcpy(&other, &block->lanes[self ^ mask], sizeof(T));
-  block->meet(warp);
+  std::memcpy(&other, &lanes[self ^ mask], sizeof(T));
   return other;
 }
 

@@ -1,63 +1,82 @@
 namespace mlx::core::cu {
-// One block of 1,024 threads for a row of V <= 4,096 logits: top-k, top-p and the largest sum with the noise.
+// The sum over a block of THREADS; rounds that follow each other differ in `turn`, and need one barrier each.
+template <int THREADS>
+__device__ inline int block_count(int x, int turn) {
+  __shared__ int parts[2][THREADS / 32];
+  x = __reduce_add_sync(0xffffffffu, x);
+  if (threadIdx.x % 32 == 0) parts[turn][threadIdx.x / 32] = x;
+  __syncthreads();
+  int sum = 0;
+  for (int i = 0; i < THREADS / 32; ++i) sum += parts[turn][i];
+  return sum;
+}
+
+// One block for a row of V <= 4,096 logits: top-k, top-p and the largest sum with the noise; every thread gets the id.
 // Top-k keeps from the largest value on that `kept` logits reach, found bit by bit; top-p from the largest value on
 // below which lies no more than 1 - p of the probability, likewise.
-__device__ void choose(const float* logits, const float* drawn, int V, int kept, float p, float temperature, int* code) {
-  constexpr int EACH = 4;
+template <int THREADS>
+__device__ int choose(const float* logits, const float* drawn, int V, int kept, float p, float temperature) {
+  constexpr int EACH = 4096 / THREADS;
   float value[EACH];
   unsigned key[EACH], least = 0;
+  #pragma unroll
   for (int i = 0; i < EACH; ++i) {
-    const int at = threadIdx.x + i * 1024;
+    const int at = threadIdx.x + i * THREADS;
     value[i] = at < V ? logits[at] : -INFINITY;
-    key[i] = at < V ? ordered(value[i]) : 0;
+    key[i] = at < V ? ordered(value[i] + 0.0f) : 0;  // + 0.0f makes one of the two zeros
   }
-  for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
+  int turn = 0, found = 0;
+  for (unsigned bit = 1u << 31; bit > 0 && found != kept; bit >>= 1, turn ^= 1) {
     int reached = 0;
-    for (int i = 0; i < EACH && i * 1024 < V; ++i) reached += __syncthreads_count(key[i] >= (least | bit));
-    if (reached >= kept) least |= bit;
+    #pragma unroll
+    for (int i = 0; i < EACH; ++i) reached += key[i] >= (least | bit);
+    reached = block_count<THREADS>(reached, turn);
+    if (reached >= kept) { least |= bit; found = reached; }
   }
   if (p < 1) {
     unsigned top = 0;
     for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
-      int reached = 0;
-      for (int i = 0; i < EACH; ++i) reached |= __syncthreads_or(key[i] >= (top | bit));
-      if (reached) top |= bit;
+      bool reached = false;
+      #pragma unroll
+      for (int i = 0; i < EACH; ++i) reached |= key[i] >= (top | bit);
+      if (__syncthreads_or(reached)) top |= bit;
     }
     float share[EACH], whole = 0;
+    #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       share[i] = key[i] < least ? 0 : expf((value[i] - unordered(top)) / temperature);
       whole += share[i];
     }
-    const float dropped = (1 - p) * block_sum(whole);
+    const float dropped = (1 - p) * block_sum<THREADS>(whole);
     unsigned from = 0;
     for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
       float below = 0;
+      #pragma unroll
       for (int i = 0; i < EACH; ++i) below += key[i] < (from | bit) ? share[i] : 0;
-      if (block_sum(below) <= dropped) from |= bit;
+      if (block_sum<THREADS>(below) <= dropped) from |= bit;
     }
     least = max(least, min(from, top));
   }
-  const float floor = unordered(least);
   unsigned long long best = 0;
+  #pragma unroll
   for (int i = 0; i < EACH; ++i) {
-    const int at = threadIdx.x + i * 1024;
+    const int at = threadIdx.x + i * THREADS;
     if (at < V) {
-      const float sum = value[i] < floor ? -INFINITY : value[i] + drawn[at];
-      // + 0.0f makes one of the two zeros: they are equal, and the first of equals is chosen.
-      const unsigned long long found = (unsigned long long)(ordered(sum + 0.0f)) << 32 | (0xffffffffu - at);
-      best = found > best ? found : best;
+      const float sum = key[i] < least ? -INFINITY : value[i] + drawn[at];
+      // The first of equals is chosen.
+      const unsigned long long own = (unsigned long long)(ordered(sum + 0.0f)) << 32 | (0xffffffffu - at);
+      best = own > best ? own : best;
     }
   }
-  __shared__ unsigned long long bests[32];
+  __shared__ unsigned long long bests[THREADS / 32];
   for (int i = 16; i > 0; i /= 2) {
     const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, i);
     best = other > best ? other : best;
   }
   if (threadIdx.x % 32 == 0) bests[threadIdx.x / 32] = best;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int i = 1; i < 32; ++i) best = bests[i] > best ? bests[i] : best;
-    *code = int(0xffffffffu - unsigned(best));
-  }
+  for (int i = 0; i < THREADS / 32; ++i) best = bests[i] > best ? bests[i] : best;
+  __syncthreads();
+  return int(0xffffffffu - unsigned(best));
 }
 }

@@ -6,6 +6,13 @@ struct alignas(sizeof(T) * N) Pack { T at[N]; };
 template <int N, typename T>
 __device__ inline Pack<T, N> load(const T* from) { return *reinterpret_cast<const Pack<T, N>*>(from); }
 
+// Of what nobody reads again, so that it need not stay near.
+template <int N, typename T>
+__device__ inline Pack<T, N> load_once(const T* from) {
+  const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
+  return *reinterpret_cast<const Pack<T, N>*>(&bits);
+}
+
 __device__ inline float summed(float x) {
   for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
   return x;
@@ -16,19 +23,20 @@ __device__ inline unsigned ordered(float x) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Of a block of 1,024 threads; every thread gets it.
+__device__ inline float unordered(unsigned key) {
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+// Of a block of THREADS; every thread gets it.
+template <int THREADS>
 __device__ inline float block_sum(float x) {
-  __shared__ float parts[32];
+  __shared__ float parts[THREADS / 32];
   x = summed(x);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
   float sum = 0;
-  for (int i = 0; i < 32; ++i) sum += parts[i];
+  for (int i = 0; i < THREADS / 32; ++i) sum += parts[i];
   __syncthreads();
   return sum;
-}
-
-__device__ inline float unordered(unsigned key) {
-  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 }

@@ -1,79 +1,80 @@
 namespace mlx::core::cu {
-// One warp sums two rows of w [N, K] over all rows of x [rows, K], rows <= ROWS; other is the norm's weight [K].
-// Out [rows, N] is w rms_norm(x); GATED: [rows, N / 2], silu(gate) * up of its halves; ADDED: other [rows, N] + w x.
-template <typename T, typename O, int ROWS>
-__device__ void product_of(const T* x, const T* w, const T* other, O* out, int rows, int N, int K) {
-  constexpr int V = 16 / sizeof(T);
+// Rows of a matrix that one warp sums together: EACH neighbours of N; PAIRED, half of them from the second half of N.
+template <int N, int EACH, bool PAIRED>
+struct Rows {
+  static constexpr int TASKS = N / EACH;
+  __device__ static int row(int task, int r) {
+    if (!PAIRED) return task * EACH + r;
+    return task * (EACH / 2) + (r < EACH / 2 ? r : r - EACH / 2 + N / 2);
+  }
+};
+
+// w [N, K] over rows x [rows, K], rows <= ROWS; with NORMED over rms_norm(x), norm being its weight [K]. The sums of a
+// task's rows of w go to `put(b, task, sums)`, in one lane. Each is formed in one order, whatever ROWS and EACH are.
+template <typename T, int ROWS, bool NORMED, int N, int K, int EACH, bool PAIRED, typename Put>
+__device__ void product(const T* x, const T* w, const T* norm, int rows, Put put) {
+  using Of = Rows<N, EACH, PAIRED>;
+  constexpr int V = 16 / sizeof(T), AHEAD = ROWS > 1 ? (EACH > 2 ? 1 : 2) : EACH > 2 ? 2 : 8 / EACH;
   const int lane = threadIdx.x % 32;
-  const int pair = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-  if (2 * pair >= N) return;
-#ifdef GATED
-  const int one = pair, two = pair + N / 2;
-#else
-  const int one = 2 * pair, two = one + 1;
-#endif
-  const T* w_one = w + size_t(one) * K;
-  const T* w_two = w + size_t(two) * K;
-  float sum_one[ROWS] = {}, sum_two[ROWS] = {}, square[ROWS] = {};
-  #pragma unroll 4
-  for (int k = lane * V; k < K; k += 32 * V) {
-    auto m_one = load<V>(w_one + k), m_two = load<V>(w_two + k);
-    float f_one[V], f_two[V];
-#ifdef ADDED
+  for (int task = first_task(); task < Of::TASKS; task += tasks_apart()) {
+    const T* from[EACH];
     #pragma unroll
-    for (int j = 0; j < V; ++j) { f_one[j] = float(m_one.at[j]); f_two[j] = float(m_two.at[j]); }
-#else
-    auto g = load<V>(other + k);
-    #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      f_one[j] = float(m_one.at[j]) * float(g.at[j]);
-      f_two[j] = float(m_two.at[j]) * float(g.at[j]);
-    }
-#endif
-    #pragma unroll
-    for (int b = 0; b < ROWS; ++b) {
-      if (b < rows) {
-        auto values = load<V>(x + size_t(b) * K + k);
+    for (int r = 0; r < EACH; ++r) from[r] = w + size_t(Of::row(task, r)) * K;
+    float sum[ROWS][EACH] = {}, square[ROWS] = {};
+    #pragma unroll AHEAD
+    for (int k = lane * V; k < K; k += 32 * V) {
+      float f[EACH][V];
+      #pragma unroll
+      for (int r = 0; r < EACH; ++r) {
+        const auto m = load_once<V>(from[r] + k);
         #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          const float value = float(values.at[j]);
-          sum_one[b] += value * f_one[j];
-          sum_two[b] += value * f_two[j];
-          square[b] += value * value;
+        for (int j = 0; j < V; ++j) f[r][j] = float(m.at[j]);
+      }
+      float g[V];
+      if (NORMED) {
+        const auto weight = load<V>(norm + k);
+        #pragma unroll
+        for (int j = 0; j < V; ++j) g[j] = float(weight.at[j]);
+      }
+      #pragma unroll
+      for (int b = 0; b < ROWS; ++b) {
+        if (b < rows) {
+          const auto values = load<V>(x + size_t(b) * K + k);
+          #pragma unroll
+          for (int j = 0; j < V; ++j) {
+            float value = float(values.at[j]);
+            if (NORMED) {
+              square[b] += value * value;
+              value *= g[j];
+            }
+            #pragma unroll
+            for (int r = 0; r < EACH; ++r) sum[b][r] += value * f[r][j];
+          }
         }
       }
     }
-  }
-  #pragma unroll
-  for (int b = 0; b < ROWS; ++b) {
-    if (b < rows) {
-      float y_one = summed(sum_one[b]), y_two = summed(sum_two[b]);
-#ifndef ADDED
-      const float scale = rsqrtf(summed(square[b]) / K + EPS);
-      y_one *= scale;
-      y_two *= scale;
-#endif
-      if (lane == 0) {
-#if defined(GATED)
-        out[size_t(b) * (N / 2) + one] = O(y_one / (1 + expf(-y_one)) * y_two);
-#elif defined(ADDED)
-        const size_t at = size_t(b) * N + one;
-        out[at] = O(float(other[at]) + y_one);
-        out[at + 1] = O(float(other[at + 1]) + y_two);
-#else
-        out[size_t(b) * N + one] = O(y_one);
-        out[size_t(b) * N + two] = O(y_two);
-#endif
+    #pragma unroll
+    for (int b = 0; b < ROWS; ++b) {
+      if (b < rows) {
+        const float scale = NORMED ? rsqrtf(summed(square[b]) / K + EPS) : 1;
+        #pragma unroll
+        for (int r = 0; r < EACH; ++r) sum[b][r] = summed(sum[b][r]) * scale;
+        if (lane == 0) put(b, task, sum[b]);
       }
     }
   }
 }
 
-template <typename T, typename O>
-__device__ void product(const T* x, const T* w, const T* other, O* out, int rows, int N, int K) {
-  if (rows == 1) product_of<T, O, 1>(x, w, other, out, rows, N, K);
-  else if (rows == 2) product_of<T, O, 2>(x, w, other, out, rows, N, K);
-  else if (rows <= 4) product_of<T, O, 4>(x, w, other, out, rows, N, K);
-  else product_of<T, O, 8>(x, w, other, out, rows, N, K);
+// Has the rows of w that a warp will sum first brought near, while it waits for the others.
+template <typename T, int N, int K, int EACH, bool PAIRED>
+__device__ void expect(const T* w) {
+  using Of = Rows<N, EACH, PAIRED>;
+  constexpr int LINE = 128 / sizeof(T);
+  const int task = first_task();
+  if (task >= Of::TASKS) return;
+  for (int r = 0; r < EACH; ++r) {
+    const T* from = w + size_t(Of::row(task, r)) * K;
+    for (int k = threadIdx.x % 32 * LINE; k < K; k += 32 * LINE) fetch(from + k);
+  }
 }
 }
