@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell reports it: 128 + SIGINT."""
@@ -31,9 +32,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of a failure"
     )
-    top = argparse.ArgumentParser(
-        prog="vivavoce", description="A local speech-and-chat server on MLX.", parents=[common]
-    )
+    top = _Parser(prog="vivavoce", description="A local speech-and-chat server on MLX.", parents=[common])
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for group in (
@@ -86,6 +85,16 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"{type(error).__name__}: {text} (--debug shows where)"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells of arguments that a command does not know with that command's usage, not the usage of `vivavoce`."""
+
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
+        known, unknown = super().parse_known_args(*given, **named)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
 
 class _Version(argparse.Action):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli_terminal import Line
+from .cli_terminal import Line, words
 
 if TYPE_CHECKING:
     from ..bus.client import SpeechRequest
@@ -46,10 +46,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--voice", help="a preset or stored voice (default: the model's first; see `vivavoce voices`)"
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--instructions", help="how to speak, for models that take instructions")
-    how.add_argument("--describe", metavar="VOICE", help="the voice in words, for VoiceDesign models")
+    how.add_argument("--instructions", type=words, help="how to speak, for models that take instructions")
+    how.add_argument(
+        "--describe", type=words, metavar="VOICE", help="the voice in words, for VoiceDesign models"
+    )
     parser.add_argument("--ref-audio", metavar="FILE", help="a recording of the voice to imitate")
-    parser.add_argument("--ref-text", metavar="TEXT", help="what is said in it")
+    parser.add_argument("--ref-text", type=words, metavar="TEXT", help="what is said in it")
     parser.add_argument("--x-vector", action="store_true", help="imitate by the x-vector alone")
     parser.add_argument("--speaker-embedding", metavar="FILE", help="an x-vector to imitate: .npy, or JSON")
     parser.add_argument(
@@ -242,9 +244,18 @@ def refuse_early(args: argparse.Namespace, layout: "Layout", *, cloning: bool) -
 def _model(
     models: "tuple[ModelInfo, ...]", layout: "Layout", args: argparse.Namespace, *, cloning: bool
 ) -> "ModelInfo":
+    """Raises VivavoceError where none of the models can do what is asked."""
+    from ..bus.errors import VivavoceError
     from .catalog import Catalog
 
-    task = "VoiceDesign" if args.describe and any(model.kind == "voice_design" for model in models) else None
+    described = any(model.kind == "voice_design" for model in models)
+    if args.describe and not described:
+        names = " and ".join(model.name for model in models)
+        raise VivavoceError(
+            f"{names} cannot make voices from descriptions: leave --describe out, or use --model embedded-design "
+            "or another VoiceDesign model"
+        )
+    task = "VoiceDesign" if args.describe else None
     return Catalog(lambda: models, layout.api).choose(None, task, cloning=cloning)
 
 

@@ -65,3 +65,12 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("1 or more is allowed")
     return value
+
+
+def words(text: str) -> str:
+    """An argument's type: as many letters as HTTP takes of what describes a voice."""
+    from .schema import LETTERS
+
+    if len(text) > LETTERS:
+        raise argparse.ArgumentTypeError(f"{len(text):,} letters are too many: at most {LETTERS:,} are taken")
+    return text

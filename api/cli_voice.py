@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .cli_terminal import words
+
 if TYPE_CHECKING:
     from ..bus.control import ModelInfo
     from ..bus.layout import Layout
@@ -17,9 +19,9 @@ def add(actions: Any) -> None:
     adding = actions.add_parser("add", help="store a voice, for Base models to imitate")
     adding.add_argument("name", metavar="NAME")
     adding.add_argument("file", metavar="FILE", help="a recording of 0.5 to 30 s")
-    adding.add_argument("--text", help="what is said in it")
-    adding.add_argument("--consent", help="who allowed the use of the voice")
-    adding.add_argument("--description")
+    adding.add_argument("--text", type=words, help="what is said in it")
+    adding.add_argument("--consent", type=words, help="who allowed the use of the voice")
+    adding.add_argument("--description", type=words)
     adding.set_defaults(run=run_add)
     removing = actions.add_parser("remove", help="forget a stored voice")
     removing.add_argument("name", metavar="NAME")

@@ -14,6 +14,9 @@ from ..bus.errors import RequestError
 
 Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 Rate = Literal[8000, 12000, 16000, 22050, 24000, 32000, 44100, 48000]
+LETTERS = 4096
+"""Most letters of what describes a voice, or is said in a recording of it."""
+Words = Annotated[str, Meta(max_length=LETTERS)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -26,13 +29,13 @@ class Speaking(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     voice: str | VoiceId | None = None
-    instructions: Annotated[str, Meta(max_length=4096)] | None = None
+    instructions: Words | None = None
     """How to speak; for a VoiceDesign model the description of the voice."""
     task_type: Literal["CustomVoice", "Base", "VoiceDesign"] | None = None
     """What kind of model is meant; without `model` it chooses one."""
     ref_audio: Annotated[str, Meta(min_length=1)] | None = None
     """A voice to imitate: a recording of 0.5 to 30 s as data URI or base64."""
-    ref_text: Annotated[str, Meta(max_length=4096)] | None = None
+    ref_text: Words | None = None
     """What is said in it; without, the voice is imitated by its x-vector alone."""
     x_vector_only_mode: bool | None = None
     speaker_embedding: Annotated[list[float], Meta(min_length=1, max_length=8192)] | None = None
@@ -62,11 +65,11 @@ class VoiceBody(msgspec.Struct, kw_only=True):
     name: Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
     ref_audio: Annotated[str, Meta(min_length=1)] | None = None
     """A recording of 0.5 to 30 s as data URI or base64."""
-    ref_text: Annotated[str, Meta(max_length=4096)] | None = None
+    ref_text: Words | None = None
     """What is said in it."""
-    consent: Annotated[str, Meta(max_length=4096)] | None = None
+    consent: Words | None = None
     """Who allowed the use of the voice, in your words."""
-    description: Annotated[str, Meta(max_length=4096)] | None = None
+    description: Words | None = None
 
 
 class SpeechBody(Speaking, kw_only=True):

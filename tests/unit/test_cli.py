@@ -98,6 +98,37 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...], said: Said) -> None:
     assert "usage: vivavoce" in said()[1]
 
 
+@pytest.mark.parametrize(
+    "command", [("speak", "hello"), ("voices", "add", "ada", "a.wav"), ("voices",), ("bench", "speech")]
+)
+def test_an_unknown_option_shows_its_command_s_usage(command: tuple[str, ...], said: Said) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*command, "--sing"])
+    assert left.value.code == 2
+    words = [word for word in command if word not in ("hello", "ada", "a.wav")]
+    told = said()[1]
+    assert told.startswith(f"usage: vivavoce {' '.join(words)} [-h]")
+    assert told.endswith(f"vivavoce {' '.join(words)}: error: unrecognized arguments: --sing\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("speak", "hello", option) for option in ("--describe", "--instructions", "--ref-text")),
+        *(("voices", "add", "ada", "a.wav", option) for option in ("--text", "--consent", "--description")),
+    ],
+)
+def test_words_about_a_voice_are_as_long_as_over_http(command: tuple[str, ...], said: Said) -> None:
+    assert (
+        len(getattr(cli.parser().parse_args([*command, "x" * 4096]), command[-1][2:].replace("-", "_")))
+        == 4096
+    )
+    with pytest.raises(SystemExit) as left:
+        cli.main([*command, "x" * 4097])
+    assert left.value.code == 2
+    assert f"argument {command[-1]}: 4,097 letters are too many: at most 4,096 are taken" in said()[1]
+
+
 def _raise(error: BaseException) -> Callable[[Any], int]:
     def run(_args: Any) -> int:
         raise error
