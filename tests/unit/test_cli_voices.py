@@ -52,6 +52,8 @@ def test_voices_are_added_listed_and_removed(
         (["speak", "Hi.", "--speaker-embedding", "FILE", "--voice", "ryan"], "are 2 voices"),
         (["speak", "Hi.", "--speaker-embedding", "/no/such.npy"], "/no/such.npy: No such file"),
         (["speak", "Hi.", "--speaker-embedding", __file__], "holds no numbers"),
+        (["speak", "Hi.", "--describe", "An old man."], "embedded cannot make voices from descriptions"),
+        (["speak", "Hi.", "--describe", "An old man."], "use --model embedded-design"),
         (["speak", "Hi.", "--save-voice", "../x"], "name"),
         (["speak", "Hi.", "--save-voice", "ryan"], "is a preset voice"),
     ],
