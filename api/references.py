@@ -164,7 +164,10 @@ def _resampled(samples: Samples, rate: int) -> Samples:
 
 
 def _loudest(samples: Samples) -> float:
-    """RMS of the loudest half second."""
+    """RMS of the loudest half second, about its mean: a constant is not heard."""
     width = RATE // 2
-    power = np.concatenate([[0.0], np.cumsum(np.square(samples, dtype=np.float64))])
-    return float(np.sqrt((power[width:] - power[:-width]).max() / width))
+    sums, squares = (
+        np.concatenate([[0.0], np.cumsum(np.power(samples, power, dtype=np.float64))]) for power in (1, 2)
+    )
+    mean, square = ((of[width:] - of[:-width]) / width for of in (sums, squares))
+    return float(np.sqrt(max((square - mean**2).max(), 0)))

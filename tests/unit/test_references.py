@@ -123,6 +123,7 @@ def test_no_click_from_chunks_and_no_aliases() -> None:
         (wav(voice(24000, 31), 24000), "longer than 30 s"),
         (wav(voice(24000) * 0, 24000), "silent"),
         (wav(voice(24000) * 1e-4, 24000), "silent"),
+        (wav(voice(24000) * 1e-4 + 0.2, 24000), "silent"),  # a microphone's offset
         (wav(np.full(48000, np.nan), 24000, "f32"), "no audio"),
         (bytes(range(256)) * 40, "no audio"),
         (b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:1,\nfile:///etc/hostname\n", "no audio"),
