@@ -32,6 +32,7 @@ async def test_models(http: httpx.AsyncClient, sdk: openai.AsyncOpenAI) -> None:
     one = await sdk.models.retrieve("embedded")
     assert one.id == "embedded"
     shown = (await http.get("/v1/models/tts-1")).json()
+    assert (shown["kind"], shown["size"]) == ("custom_voice", "12M")
     assert {voice["name"] for voice in shown["voices"]} >= PRESETS
     with pytest.raises(openai.NotFoundError):
         await sdk.models.retrieve("org/name")

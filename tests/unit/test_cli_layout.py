@@ -50,7 +50,7 @@ def test_explain_shows_processes_links_and_models(capsys: pytest.CaptureFixture[
     assert talker[-2:] == ["64", "messages"]
     assert next(line for line in lines if line[:3] == ["api", "→", "prompt"])[3:5] == ["ZeroMQ", "inproc"]
     model = next(line for line in lines if line[:2] == ["embedded", "embedded"])
-    assert model[2:4] == ["custom_voice", "0.6B"]
+    assert model[2:4] == ["custom_voice", "12M"]
     assert model[-1] == str(find("embedded"))
 
 

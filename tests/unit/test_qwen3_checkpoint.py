@@ -56,7 +56,7 @@ def test_weights_become_float32_on_the_cpu_whatever_they_were() -> None:
     model = load(EMBEDDED)
     assert model.talker.embedding.dtype == mx.float32
     assert load(EMBEDDED, dtype="bf16").talker.embedding.dtype == mx.bfloat16
-    assert (model.kind, model.size, model.sample_rate) == ("custom_voice", "0.6B", 24000)
+    assert (model.kind, model.size, model.sample_rate) == ("custom_voice", "12M", 24000)
     assert "ryan" in model.voices
     assert model.languages[0] == "auto"
 

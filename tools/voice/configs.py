@@ -132,7 +132,7 @@ def talker_config(size: TalkerSize, tokenizer: Tokenizer, kind: str) -> dict[str
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
-        "tts_model_size": "0b6",
+        "tts_model_size": "12M",
         "tts_model_type": kind,
         "assistant_token_id": tokenizer.encode("assistant").ids[0],
         "im_start_token_id": token("<|im_start|>"),

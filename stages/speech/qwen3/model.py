@@ -86,7 +86,8 @@ class Qwen3TTS:
         self.size = config.size
         self.voices = sorted(config.talker_config.spk_id)
         self.languages = ["auto", *sorted(config.talker_config.codec_language_id)]
-        self.takes_instructions = not (self.kind == "custom_voice" and self.size == "0.6B")
+        # Of the custom-voice models only the largest has learnt from instructions.
+        self.takes_instructions = self.kind != "custom_voice" or self.size == "1.7B"
         self.parts = parts
         if "prompt" in parts and self.kind == "base":
             self.parts |= {"code_predictor"}  # whose tables turn the codes of a reference into rows
