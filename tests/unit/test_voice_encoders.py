@@ -35,7 +35,7 @@ def made(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
         (folder / place).mkdir()
         _write_shard(folder / place / "00-0000.npz", voices)
     from tools.voice.encoder_export import load_encoder, load_speaker
-    from tools.voice.quantizer import add_crowd, fit
+    from tools.voice.quantize import add_crowd, fit
     from tools.voice.shards import read
 
     shards = list(read(speech))

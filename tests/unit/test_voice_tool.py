@@ -147,9 +147,9 @@ def test_every_step_runs_in_small(
         "".join(json.dumps({"raw": f"Say number {n}.", "spoken": "x"}) + "\n" for n in range(12))
     )
     run("tokenizer", texts, tokenizer, "--size", 300)
-    run("quantizer", "fit", speech, tables, "--used", 4)
-    run("quantizer", "crowd", crowd, tables)
-    run("quantizer", "encode", speech, tables, codes, "--more", crowd)
+    run("quantize", "fit", speech, tables, "--used", 4)
+    run("quantize", "crowd", crowd, tables)
+    run("quantize", "encode", speech, tables, codes, "--more", crowd)
     small = {"latent": 16, "hidden": 16, "heads": 1, "head": 16, "layers": 1, "inner": 16, "channels": 16}
     codec = ("train_codec", speech, tables, trained, "--batch", 1, "--wait-hours", 0, "--critics", 0)
     run(*codec, "--minutes", 9, "--size", json.dumps(small), "--steps", 1)
