@@ -177,8 +177,8 @@ template <typename T, int N>
 struct Pack;
 using Place = uintptr_t;
 inline Place place(const void* shared) { return Place(shared); }
-template <typename T = float>
-Pack<T, 4> load_shared(Place from) { return *reinterpret_cast<const Pack<T, 4>*>(from); }
+template <int N, typename T = float>
+Pack<T, N> load_shared(Place from) { return *reinterpret_cast<const Pack<T, N>*>(from); }
 inline void copy(Place to, const float* from) {
   Copies& mine = block->copies[threadIdx.x];
   if ((threadIdx.x + mine.groups) % 2) mine.open.push_back({to, from, mine.groups});

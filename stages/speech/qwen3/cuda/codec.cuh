@@ -16,10 +16,15 @@ struct Window {
 #ifdef __CUDACC__
 using Place = unsigned;
 __device__ inline Place place(const void* shared) { return __cvta_generic_to_shared(shared); }
-__device__ inline Pack<float, 4> load_shared(Place from) {
-  Pack<float, 4> x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.at[0]), "=f"(x.at[1]), "=f"(x.at[2]), "=f"(x.at[3]) : "r"(from));
+template <int N>
+__device__ inline Pack<float, N> load_shared(Place from) {
+  Pack<float, N> x;
+  if constexpr (N == 2) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.at[0]), "=f"(x.at[1]) : "r"(from));
+  } else {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.at[0]), "=f"(x.at[1]), "=f"(x.at[2]), "=f"(x.at[3]) : "r"(from));
+  }
   return x;
 }
 __device__ inline void copy(Place to, const float* from) {

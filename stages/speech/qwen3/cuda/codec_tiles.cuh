@@ -57,14 +57,14 @@ __device__ void codec_tiles(
       __syncwarp();
       Pack<float, 4> a[TM];
       #pragma unroll
-      for (int i = 0; i < TM; ++i) a[i] = load_shared(from + 128 * i);
+      for (int i = 0; i < TM; ++i) a[i] = load_shared<4>(from + 128 * i);
       begin();
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         float b[TN];
         #pragma unroll
         for (int n = 0; n < TN; n += 4) {
-          const auto four = load_shared(factors + stage + 16 * k * TN + 4 * (g * TN + n));
+          const auto four = load_shared<4>(factors + stage + 16 * k * TN + 4 * (g * TN + n));
           #pragma unroll
           for (int m = 0; m < 4; ++m) b[n + m] = four.at[m];
         }
