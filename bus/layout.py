@@ -158,6 +158,8 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """`deadline`: how long before a listener would run dry the next audio has to be there."""
     reserve: float = 0.5
     """`deadline`: the share of the time to spare that is not chat's, but lets speech get ahead of play-out."""
+    burst_s: float = 0.06
+    """`deadline`: about how long speech uses the device at a time, while chat has work and listeners can wait."""
     lead_s: float = 1.5
     """`pace`: how far ahead of play-out speech is made; more than `speech.max_chunk_frames` frames of 80 ms."""
     patience_s: float = 0.5

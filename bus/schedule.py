@@ -11,9 +11,9 @@ no faster than it is played, with a lead, and has all take turns; `deadline` giv
 
 Deadlines follow from what a listener has in hand (`Playout`), as its client reports it, or else by the clock. A
 chunk of frames has to be there `slack_s` before the audio handed out until then has been played. A share of the
-time to spare until then is chat's, spread evenly over the frames that are still to be made, so that its slices come
-in between and not in one lump; the rest becomes the listener's reserve, for when another begins to be spoken to.
-First audio is due at once.
+time to spare until then is chat's; the rest is the listener's reserve, for when another begins to be spoken to.
+Each change of hands leaves the device idle for a while, so frames are made in bursts of about `burst_s`, and chat's
+time is spread evenly before those that are still to come. First audio is due at once.
 
 A process that dies loses the device with it (its supervisor tells); a holder that is wanted and gives no sign for
 `timeout_s` loses it too. At rest the device is speech's: a first frame on an idle machine asks nobody.
@@ -186,6 +186,8 @@ class Playout:
         self._first = next(sizes)
         self._last = self._first + next(sizes) - 1
         """Frames of the chunk that leaves next."""
+        self._burst = range(0)
+        """Frames that are made in a row."""
         self._start: float | None = None
         """When frame 0 was begun to be played; later by as much as the player has been starved since."""
 
@@ -205,8 +207,11 @@ class Playout:
         """All frames before this one leave now, and its chunk begins with it."""
         self._first, self._last = frame, frame + self._last - self._first
 
-    def due(self, frame: int, now: float, cost_s: float, settings: Schedule) -> float:
-        """When a frame that takes `cost_s` has to be begun (for `pace`: may be begun), from `now` on."""
+    def due(self, frame: int, now: float, cost_s: float, settings: Schedule, *, in_row: bool = True) -> float:
+        """When a frame that takes `cost_s` has to be begun (for `pace`: may be begun); before `now` if it is late.
+
+        :param in_row: whether it may be begun at once because it goes on with a burst.
+        """
         if self._start is None or settings.policy == "race":
             return now
         while self._last + 1 < frame:
@@ -217,4 +222,11 @@ class Playout:
             return self._start + frame * self._frame_s - settings.lead_s
         left = self._last + 2 - frame
         spare = self._start + self._first * self._frame_s - settings.slack_s - now - left * cost_s
-        return now + max(spare, 0.0) * (1 - settings.reserve) / left
+        if spare < 0:
+            return now + spare
+        if frame not in self._burst or not in_row:
+            bursts = max(math.ceil(left * cost_s / settings.burst_s), 1)
+            self._burst = range(frame, frame + math.ceil(left / bursts))
+        elif frame > self._burst.start:
+            return now
+        return now + spare * (1 - settings.reserve) / math.ceil(left / len(self._burst))

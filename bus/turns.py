@@ -180,6 +180,8 @@ class SpeechParty(Party):
         is the one before, so that only those in a row tell how long the device has work."""
         self._waiting: dict[str, float] = {}
         """When the next frame has to be begun."""
+        self._late: set[str] = set()
+        """Those that have nothing in hand: no other goes on with a burst meanwhile."""
         self._fresh = False
         """Whether nothing has been begun since the grant: it is good for one frame at least."""
         self._turned = anyio.Event()
@@ -189,12 +191,14 @@ class SpeechParty(Party):
             self._fresh = True
         elif isinstance(told, Lost) and self.held:
             self._moving.clear()
+            self._late.clear()
         super().take(told)
 
     def move(self, request: str) -> None:
         """A prompt is on its way to the talker."""
         if self.last and request not in self._waiting:
             self._moving[request] = None
+            self._late.add(request)
 
     def ready(self, request: str, playout: Playout, frame: int) -> bool:
         """A frame could be begun. True: go on, False: `turn` will tell when."""
@@ -204,7 +208,11 @@ class SpeechParty(Party):
         if (began := self._moving.pop(request, None)) is not None:
             took = min(now - began, FRAME_S)  # with more no listener is ever served in time
             self.cost_s = max(took, 0.9 * self.cost_s + 0.1 * took)
-        due = min(playout.due(frame, now, self.cost_s, self._settings), self._waiting.pop(request, math.inf))
+        self._late.discard(request)
+        due = playout.due(frame, now, self.cost_s, self._settings, in_row=not self._late)
+        if due < now:
+            self._late.add(request)
+        due = min(due, self._waiting.pop(request, math.inf))
         if self.held and self._may(due):
             self._begin(request, now)
             self._settle()
@@ -217,6 +225,7 @@ class SpeechParty(Party):
         """The request is over, or waits for something else than the device."""
         self._moving.pop(request, None)
         self._waiting.pop(request, None)
+        self._late.discard(request)
         self._settle()
 
     def turn(self) -> str | None:

@@ -46,7 +46,7 @@ class Stream:
 
 
 class World:
-    """A device that does one thing at a time, and is idle for `switch_s` when it goes from one party to the other."""
+    """A device that does one thing at a time, and is idle for `switch_s` where it goes from hand to hand."""
 
     def __init__(self, schedule: Schedule, switch_s: float = 0.0) -> None:
         self.now = 0.0
@@ -367,7 +367,7 @@ def test_the_next_frame_is_due_by_what_the_client_says_it_has_played() -> None:
 
 
 def test_frames_are_made_in_bursts_and_the_time_to_spare_lies_before_them() -> None:
-    """A chunk of eight frames of 10 ms in two bursts. The chunk before it, which begins with frame 7, is in hand."""
+    """A chunk of eight frames of 10 ms in two bursts. The chunk before, which begins with frame 7, is in hand."""
     playout = Playout(sizes())
     playout.taken(0.0)
     settings = Schedule(slack_s=0.1, reserve=0.5, burst_s=0.06)
@@ -377,9 +377,11 @@ def test_frames_are_made_in_bursts_and_the_time_to_spare_lies_before_them() -> N
     assert [playout.due(frame, 0.3, 0.01, settings) for frame in (9, 10, 11)] == [0.3] * 3
     spare = 7 * FRAME_S - 0.1 - 4 * 0.01
     assert playout.due(12, 0.3, 0.01, settings) == pytest.approx(0.3 + (spare - 0.3) * 0.5)
-    assert [playout.due(frame, 0.5, 0.01, settings) for frame in (13, 14, 15)] == [0.5] * 3
-    assert playout.due(13, 0.3, 0.01, settings, in_row=False) > 0.4  # another is in a hurry
-    assert playout.due(12, 0.9, 0.01, settings) == pytest.approx(spare)  # late
+    assert [playout.due(frame, 0.4, 0.01, settings) for frame in (13, 14)] == [0.4] * 2
+    alone = (spare + 0.01 - 0.4) * 0.5
+    assert playout.due(13, 0.4, 0.01, settings, in_row=False) == pytest.approx(0.4 + alone)
+    spare -= 0.9
+    assert playout.due(12, 0.9, 0.01, settings) == pytest.approx(0.9 + spare)  # late
 
 
 def test_the_cost_of_a_frame_is_that_of_frames_in_a_row() -> None:
@@ -480,3 +482,25 @@ async def test_a_recall_that_is_found_by_looking_ends_the_possession_behind_the_
             party.take(Grant(1, False))
     assert said == [Ask(), Release(1)]
     assert traced == [("wait", 0.0, 2.0), ("use", 2.0, 5.0), ("handover", 4.0, 5.25), ("hold", 2.0, 5.25)]
+
+
+def test_a_burst_is_cut_short_for_who_has_nothing_in_hand() -> None:
+    now = [0.0]
+    party = SpeechParty(
+        Schedule(slack_s=0.0, burst_s=0.4), lambda _: None, stages=STAGES, clock=lambda: now[0]
+    )
+    ahead, behind = Playout(itertools.repeat(8)), Playout(itertools.repeat(2))
+    ahead.taken(0.0)
+    assert not party.ready("ahead", ahead, 9)
+    party.take(Grant(1, True))
+    assert party.turn() == "ahead"
+    assert party.ready("ahead", ahead, 10)
+    party.move("behind")
+    assert not party.ready("ahead", ahead, 11)
+    assert party.held  # for the one that is on its way
+    assert party.ready("behind", behind, 1)  # not heard yet: due at once
+    behind.taken(0.0)
+    now[0] = 0.2
+    assert party.ready("behind", behind, 2)  # late
+    party.still("behind")
+    assert not party.held
