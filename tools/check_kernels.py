@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # or the plain products have ten bits of fp32's 23
+
 import mlx.core as mx
 
 from vivavoce.stages import device
@@ -64,9 +66,9 @@ def check_formulas(size: str) -> bool:
     fast = random_weights(size, "fp32")
     os.environ["VIVAVOCE_PLAIN"] = "kernels"
     plain = random_weights(size, "fp32")
-    right = speak(plain, [0, 1], FRAMES)
+    right = speak(plain, [1], FRAMES)
     del os.environ["VIVAVOCE_PLAIN"]
-    pairs = list(zip(speak(fast, [0, 1], FRAMES, right), right, strict=True))
+    pairs = list(zip(speak(fast, [1], FRAMES, right), right, strict=True))
     alike = [mx.mean(a == b) for own, its in pairs for a, b in zip(own.codes, its.codes, strict=True)]
     off = [
         mx.abs(a - b).max() / mx.abs(b).max()

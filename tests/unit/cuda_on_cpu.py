@@ -21,7 +21,7 @@ _NAMES: dict[Any, str] = {
     np.dtype(np.uint32): "unsigned",
 }
 _TYPES: dict[mx.Dtype, Any] = {mx.float32: np.float32, mx.int32: np.int32, mx.uint32: np.uint32}
-BLOCKS, THREADS, RECENT = 3, 64, 5
+BLOCKS, THREADS, RECENT = 5, 64, 5
 _HEADER = Path(__file__).parent / "cuda" / "on_cpu.h"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from vivavoce.stages.speech.qwen3 import kernels, sampling
 from vivavoce.stages.speech.qwen3.code_predictor import CodePredictor
-from vivavoce.stages.speech.qwen3.kernels import Stack
+from vivavoce.stages.speech.qwen3.kernels import TICKET, Stack
 from vivavoce.stages.speech.qwen3.layers import Layer
 from vivavoce.stages.speech.qwen3.ops import rms_norm, rotary
 from vivavoce.stages.speech.qwen3.sampling import Sampling, request_key
@@ -65,11 +65,11 @@ class _Model(NamedTuple):
         recent = [_filled(past[i][:, :, :, BASES[i] :], RECENT) for i in which]
         turn = rotary(mx.array(positions), DIM, 1e6)
         at, base = mx.array(positions, mx.int32), mx.array(bases, mx.int32)
-        rows, ticket = mx.stack([x[i] for i in which]), mx.zeros((1,), mx.uint32)
+        rows, ticket = mx.stack([x[i] for i in which]), mx.zeros((TICKET,), mx.uint32)
         made, logits, written, left = self.stack.step(
             self.head, self.norm, rows, turn, at, base, caches, recent, ticket
         )
-        assert left.item() == 0
+        assert np.array(left).tolist() == [0] * TICKET
         return made, logits, written
 
 

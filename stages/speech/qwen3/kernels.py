@@ -28,18 +28,22 @@ RECENT = 32
 """Positions written before they are moved into the cache: a kernel cannot write in place."""
 CHOICES = 4096
 """Ids that `choose` can choose from."""
+TICKET = 32
+"""Numbers of a ticket: what is smaller than a line MLX may keep in the host's memory, a thousand times farther."""
 THREADS = 256
 """Of a block: one fits on a multiprocessor, whatever registers it needs."""
 _FOLDER = Path(__file__).parent / "cuda"
 _LAYERS = ("qkv", "out", "gate_up", "down", "input_norm", "output_norm", "head_norm")
 _BEGIN = """
 Grid grid{const_cast<unsigned*>(ticket)};
-if (blockIdx.x == 0 && threadIdx.x == 0) *left = 0;
+if (blockIdx.x == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
 const Layers<T> layers{qkv, out, gate_up, down, input_norm, output_norm};
 """
 _STEP = """
 const int rows = x_shape[0];
 const Passed<T> passed(made, room, rows);
+int here[ROWS], begin[ROWS];
+for (int b = 0; b < rows; ++b) {{ here[b] = position[b]; begin[b] = base[b]; }}
 through<ROWS>(x, layers, passed, rows, grid, [&](int layer, int b, int query) {{
   const T *old = nullptr, *recent = nullptr;
   T* now = nullptr;
@@ -48,7 +52,7 @@ through<ROWS>(x, layers, passed, rows, grid, [&](int layer, int b, int query) {{
   const size_t at = size_t(layer) * 2 * KV_HEADS * DIM;
   attend<T, RECENT>(
       passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + b * DIM / 2, sin + b * DIM + DIM / 2,
-      position[b], base[b], query, old + at * positions, positions, recent + at * RECENT, now + at * RECENT,
+      here[b], begin[b], query, old + at * positions, positions, recent + at * RECENT, now + at * RECENT,
       passed.heard + b * HEADS * DIM);
 }});
 say<ROWS>(made, head, norm, logits, rows);
@@ -61,27 +65,29 @@ T* given = passed.gated + size_t(rows) * INNER;
 const auto give = [&](int b, int row) {
   for (int k = threadIdx.x; k < HIDDEN; k += THREADS) given[b * HIDDEN + k] = table[size_t(row) * HIDDEN + k];
 };
-for (int b = blockIdx.x; b < rows; b += gridDim.x) {
-  give(b, code0[b]);
-  if (threadIdx.x == 0) codes[b * GROUPS] = code0[b];
+const int own = blockIdx.x, control = min(own, rank_shape[0] - 1);  // there are more blocks than rows
+const int kept_ids = VOCABULARY - rank[control];
+const float p = top_p[control], heat = temperature[control];
+if (own < rows) {
+  give(own, code0[own]);
+  if (threadIdx.x == 0) codes[own * GROUPS] = code0[own];
 }
 for (int at = 0; at < GROUPS; ++at) {
   through<ROWS>(at == 0 ? start : given, layers, passed, rows, grid, [&](int layer, int b, int query) {
-    T* own = kept + (size_t(b) * LAYERS + layer) * 2 * KV_HEADS * GROUPS * DIM;
+    T* past = kept + (size_t(b) * LAYERS + layer) * 2 * KV_HEADS * GROUPS * DIM;
     attend<T, GROUPS>(
         passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + at * DIM / 2, sin + at * DIM + DIM / 2,
-        at, 0, query, nullptr, 0, own, own, passed.heard + b * HEADS * DIM);
+        at, 0, query, nullptr, 0, past, past, passed.heard + b * HEADS * DIM);
   });
   if (at == 0) continue;
   say<ROWS>(x, heads + size_t(at - 1) * VOCABULARY * HIDDEN, norm, logits, rows);
   grid.meet();
-  for (int b = blockIdx.x; b < rows; b += gridDim.x) {
-    const int c = min(b, rank_shape[0] - 1);
+  if (own < rows) {
     const int code = choose<THREADS>(
-        logits + b * VOCABULARY, drawn + (size_t(at - 1) * rows + b) * VOCABULARY, VOCABULARY, VOCABULARY - rank[c],
-        top_p[c], temperature[c]);
-    if (threadIdx.x == 0) codes[b * GROUPS + at] = code;
-    if (at + 1 < GROUPS) give(b, FIRST + (at - 1) * VOCABULARY + code);
+        logits + own * VOCABULARY, drawn + (size_t(at - 1) * rows + own) * VOCABULARY, VOCABULARY,
+        kept_ids, p, heat);
+    if (threadIdx.x == 0) codes[own * GROUPS + at] = code;
+    if (at + 1 < GROUPS) give(own, FIRST + (at - 1) * VOCABULARY + code);
   }
   if (at + 1 < GROUPS) grid.meet();
 }
@@ -133,7 +139,7 @@ def blocks() -> int:
 
 class _Tickets:
     """Two launches that stay on the GPU at the same time could wait for each other for ever, so each takes the
-    ticket that the last one leaves: uint32 [1], zero, in which its blocks count themselves."""
+    ticket that the last one leaves: uint32 [TICKET], zeros, in which its blocks count themselves."""
 
     last: mx.array | None = None
 
@@ -143,7 +149,7 @@ def one_by_one(launching: Callable[..., tuple[Any, mx.array]]) -> Callable[..., 
 
     def run(*given: Any) -> Any:
         if _Tickets.last is None:
-            _Tickets.last = mx.zeros((1,), mx.uint32)
+            _Tickets.last = mx.zeros((TICKET,), mx.uint32)
         made, _Tickets.last = launching(_Tickets.last, *given)
         return made
 
@@ -232,7 +238,7 @@ class Stack(NamedTuple):
                 *(ticket, x, head, norm, *turn, position, base, *self[: len(_LAYERS)]),
                 *(*caches, *caches[-1:] * missing, *recent, *recent[-1:] * missing),
             ],
-            output_shapes=[x.shape, (batch, head.shape[0]), (batch * self._room(),), (1,), *shapes],
+            output_shapes=[x.shape, (batch, head.shape[0]), (batch * self._room(),), (TICKET,), *shapes],
             output_dtypes=[x.dtype, mx.float32, x.dtype, mx.uint32, *[x.dtype] * len(each)],
             grid=(blocks() * THREADS, 1, 1),
             threadgroup=(THREADS, 1, 1),
@@ -281,7 +287,7 @@ class Stack(NamedTuple):
                 *(ticket, start, code0, heads, norm, table, *turn, drawn),
                 *(control.rank, control.top_p, control.temperature, *self[: len(_LAYERS)]),
             ],
-            output_shapes=[(batch, later + 1), start.shape, (batch, vocabulary), (kept,), (room,), (1,)],
+            output_shapes=[(batch, later + 1), start.shape, (batch, vocabulary), (kept,), (room,), (TICKET,)],
             output_dtypes=[mx.int32, start.dtype, mx.float32, start.dtype, start.dtype, mx.uint32],
             grid=(blocks() * THREADS, 1, 1),
             threadgroup=(THREADS, 1, 1),
@@ -307,6 +313,7 @@ class Stack(NamedTuple):
             "DIM": dim,
             "VOCABULARY": vocabulary,
             "WARPS": THREADS // 32,
+            "TICKET": TICKET,
             "EACH_QKV": _each(qkv, warps),
             "EACH_OUT": _each(hidden, warps),
             "EACH_GATE_UP": _each(2 * inner, warps, paired=True),
