@@ -2,13 +2,12 @@
 python tools/check_codec_kernels.py
 
 Needs an NVIDIA GPU and MLX's CUDA backend. Tells how far audio and state are from those of the plain step in exact
-fp32; whether any split into steps gives the same bits; what a step takes both ways; and what each of its launches
+fp32; whether any split into steps gives the same bits; what a step takes both ways; and what each of its phases
 takes. Exit status 1 if the kernels are off.
 """
 
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,8 +19,9 @@ import mlx.core as mx
 import numpy as np
 
 from vivavoce.stages import device
-from vivavoce.stages.speech.qwen3 import codec_kernels, codec_step
+from vivavoce.stages.speech.qwen3 import codec_step, kernels
 from vivavoce.stages.speech.qwen3.codec_decoder import STEPS, CodecDecoder, CodecState, PlainStep
+from vivavoce.stages.speech.qwen3.codec_kernels import FEW, MANY, MIX, Phase
 from vivavoce.stages.speech.qwen3.codec_parts import CodecParts
 from vivavoce.stages.speech.qwen3.codec_step import CodecStep
 from vivavoce.stages.speech.qwen3.config import released
@@ -32,8 +32,11 @@ TOLERANCE = 1e-3
 FRAMES = 17
 SPLITS = ([1] * FRAMES, [8, 8, 1], [2, 4, 8, 2, 1], [3, 6, 8])
 TIMES = 50
+REPEATS = 100
+KINDS = ("few", "many", "attend", "mix", "pcm")
 
 Arrays = list[np.ndarray[Any, Any]]
+Step = Callable[..., Any]
 
 
 class Weights(RandomWeights):
@@ -48,9 +51,7 @@ class Weights(RandomWeights):
         return made * (0.7 / 0.02 / math.sqrt(2 * shape[0] if crossed else math.prod(shape[1:])))
 
 
-def through(
-    step: PlainStep | CodecStep, codes: mx.array, state: CodecState, split: list[int]
-) -> tuple[Arrays, CodecState]:
+def through(step: Step, codes: mx.array, state: CodecState, split: list[int]) -> tuple[Arrays, CodecState]:
     """Audio and state after the frames of codes [1, n, 16], and the state once more."""
     parts, at = list[mx.array](), 0
     for count in split:
@@ -65,7 +66,7 @@ def check(plain: PlainStep, fast: CodecStep, start: CodecState) -> bool:
     config = plain.config
     codes = mx.random.randint(0, config.codebook_size, (1, FRAMES, config.num_quantizers))
     wanted, _ = through(plain, codes, start, [FRAMES])
-    found = [through(fast, codes, start, split)[0] for split in SPLITS]
+    found = [through(kernels.one_by_one(fast), codes, start, split)[0] for split in SPLITS]
     off = [
         float(np.abs(one - other).max() / np.abs(other).max())
         for one, other in zip(found[0], wanted, strict=True)
@@ -92,20 +93,13 @@ def timed(make: Callable[[], Any], times: int = TIMES) -> tuple[float, float]:
     return (queued - start) / times * 1e3, (time.perf_counter() - start) / times * 1e3
 
 
-def repeated(make: Callable[[], Any], times: int = TIMES) -> float:
-    """Milliseconds of one of many launches in a row."""
-    mx.eval([make() for _ in range(times)])
-    start = time.perf_counter()
-    mx.eval([make() for _ in range(times)])
-    return (time.perf_counter() - start) / times * 1e3
-
-
 def measure(plain: PlainStep, fast: CodecStep, start: CodecState) -> None:
     for frames in sorted(STEPS):
         codes = mx.zeros((1, frames, plain.config.num_quantizers), mx.int32)
         took = list[str]()
-        for name, step in (("plain", plain), ("kernels", fast)):
-            run, state = device.compiled(step), start
+        ways = {"plain": device.compiled(plain), "kernel": kernels.one_by_one(device.compiled(fast))}
+        for name, run in ways.items():
+            state = start
 
             def once(run: Any = run, codes: mx.array = codes) -> Any:
                 nonlocal state
@@ -118,36 +112,34 @@ def measure(plain: PlainStep, fast: CodecStep, start: CodecState) -> None:
         print(f"a step of {frames} frames: {', '.join(took)}", flush=True)
 
 
-def measure_launches(fast: CodecStep, start: CodecState, frames: int) -> None:
-    """Each launch of a step, repeated alone: kernels and arrays are the step's own."""
-    launches = list[tuple[str, Any, dict[str, Any]]]()
-    kernel = codec_kernels._kernel  # pyright: ignore[reportPrivateUsage]
+def measure_phases(fast: CodecStep, start: CodecState, frames: int) -> None:
+    """Each phase many times over in one launch: what it takes when its weights are near, with the meeting."""
+    program = fast.program(frames, frames * fast.program(1).most)
+    codes, olds = mx.zeros((1, frames, 16), mx.int32), [*start.tails, *start.cache]
+    whole = program.phases
 
-    def noting(name: str, *rest: Any) -> Any:
-        made = kernel(name, *rest)
+    def took(phases: list[Phase]) -> float:
+        program.phases = phases
+        samples = frames * fast.samples
 
-        def launch(**given: Any) -> Any:
-            launches.append((name, made, given))
-            return made(**given)
+        def once(ticket: mx.array) -> Any:
+            pcm, _, _, left, _ = fast.step.run(program, samples, codes, start.position, olds, ticket)
+            return pcm, left
 
-        return launch
+        return timed(kernels.one_by_one(once), 5)[1] * 1e3
 
-    codec_kernels._kernel = noting  # pyright: ignore[reportPrivateUsage]
-    try:
-        mx.eval(fast(mx.zeros((1, frames, 16), mx.int32), *start))
-    finally:
-        codec_kernels._kernel = kernel  # pyright: ignore[reportPrivateUsage]
-    print(f"{len(launches)} launches of a step of {frames} frames, each repeated alone:")
+    empty = Phase(MIX, 0, 0, 0, 4, 4, 0)
+    meeting = (took([empty] * 1000) - took([])) / 1000
+    print(f"{len(whole)} phases of a step of {frames} frames; to meet takes {meeting:.2f} us")
     total = 0.0
-    for name, made, given in launches:
-        mx.eval(given["inputs"])
-        took = repeated(lambda made=made, given=given: made(**given))
-        total += took
-        blocks = given["grid"][0] // given["threadgroup"][0]
-        sizes = [value for _, value in given.get("template", [])]
-        shapes = " ".join("x".join(map(str, part.shape)) for part in given["inputs"][:3])
-        print(f"  {took * 1e3:7.1f} us  {name:13} {sizes!s:22} {blocks:5} blocks  {shapes}")
-    print(f"  {total * 1e3:7.1f} us  together", flush=True)
+    for phase in whole:
+        each = (took([phase] * REPEATS) - took([])) / REPEATS
+        total += each
+        sizes = f"[{phase.rows}, {phase.products}] -> {phase.outputs}"
+        work = phase.rows * phase.products * phase.outputs * 2e-6 / each if phase.kind in (FEW, MANY) else 0
+        kind = f"{KINDS[phase.kind]} {phase.size}"
+        print(f"  {each:7.1f} us  {kind:8}  {phase.blocks:5} blocks  {sizes:24} {work:5.1f} TFLOPS")
+    print(f"  {total:7.1f} us  together", flush=True)
 
 
 def main() -> int:
@@ -164,15 +156,10 @@ def main() -> int:
     parts = CodecParts.build(config, weights)
     plain, fast = PlainStep.of(config, parts), CodecStep.of(config, parts)
     mx.eval(plain, fast)
-    if sys.argv[1:] == ["launches"]:
-        for frames in (1, 8):
-            measure_launches(fast, start, frames)
-        return 0
     right = check(plain, fast, start)
     measure(plain, fast, start)
-    # Outside of CUDA graphs, in which launches that do not need each other run side by side.
-    alone = [sys.executable, __file__, "launches"]
-    subprocess.run(alone, env=os.environ | {"MLX_USE_CUDA_GRAPHS": "0"}, check=True)
+    for frames in (1, 8):
+        measure_phases(fast, start, frames)
     return 0 if right else 1
 
 

@@ -15,6 +15,7 @@ from . import codec_step
 from .codec_layers import History, Snake
 from .codec_parts import CodecParts
 from .config import CodecConfig
+from .kernels import one_by_one
 from .ops import attention, bias, rms_norm, rotary, silu
 from .weights import Weights
 
@@ -40,9 +41,14 @@ class CodecDecoder:
         self._dtype = weights.dtype
         parts = CodecParts.build(config, weights)
         self._tails = parts.tails()
-        fast = codec_step.serves(config, weights.dtype)
-        self._step = codec_step.CodecStep.of(config, parts) if fast else PlainStep.of(config, parts)
-        self._compiled = compiled(self._step)
+        # Told apart for the weights, which are evaluated as attributes.
+        if codec_step.serves(config, weights.dtype):
+            self._fast = codec_step.CodecStep.of(config, parts)
+            self._step = one_by_one(self._fast)
+            self._compiled = one_by_one(compiled(self._fast))
+        else:
+            self._step = PlainStep.of(config, parts)
+            self._compiled = compiled(self._step)
 
     def start(self) -> CodecState:
         """The state before the first frame."""

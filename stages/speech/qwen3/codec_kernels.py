@@ -1,14 +1,15 @@
-"""CUDA kernels for the codec decoder's step: few launches, no cuBLAS, exact fp32.
+"""One CUDA kernel for the codec decoder's step: its layers are phases of it, between which all blocks meet.
 
-As MLX operations a step is about 300 kernels, and what they cost is mostly the host that queues them. Two kernels
-do nearly all of the work: `codec_rows` where few rows make the weights' way through memory the limit, `codec_tiles`
-where many make arithmetic the limit. Each is a causal convolution, a transposed one (a product over the last
-kernel / stride rows) or a plain product; it reads the past beside the new rows, writes the next past, and finishes
-its sums with what comes next: bias, residual, activation, and the next layer's Snake, which is so computed once for
-each number.
+As MLX operations a step is about 300 kernels, and what they cost is mostly the host that queues them. Here blocks
+stay on the GPU and go through a list of phases, which says for each layer what it is, how large, and where it
+finds its weights and rows. Two kinds do nearly all of the work: `FEW` rows make the weights' way through memory
+the limit, `MANY` rows make arithmetic the limit. Each is a causal convolution, a transposed one (a product over the
+last kernel / stride rows) or a plain product; it reads the past beside the new rows, writes the next past, and
+finishes its sums with what comes next: bias, residual, activation, and the next layer's Snake, which is so computed
+once for each number. All is exact fp32.
 
-Which of the two computes a layer does not depend on the number of frames, and neither does the order of a sum: any
-split of a sequence into steps gives the same bits. Rows are [T, C], float32.
+Which of the two a layer is does not depend on the number of frames, and neither does the order of a sum: any split
+of a sequence into steps gives the same bits. Rows are [T, C], float32.
 """
 
 from functools import cache
@@ -17,282 +18,308 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from .codec_layers import Conv, ConvNeXt, Snake, Upsample
+from . import kernels
+from .codec_layers import Snake
+from .kernels import THREADS
 
 PAST = 54
-"""Most rows of the past that `codec_tiles` has room for: a kernel of 7 with dilation 9."""
-CHANNELS = 4096
-"""Most that `codec_mix` has room for."""
+"""Most rows of the past that a layer of many rows has room for: a kernel of 7 with dilation 9."""
+CHANNELS = 8192
+"""Most that a layer norm has room for."""
 TILES = ((8, 8), (8, 4), (4, 4), (2, 4))
-"""Sizes of a lane's part of a tile, rows and columns; a block has 8 and 4 times as many."""
-_BUSY = 120
-"""Blocks that keep a large GPU busy: an H200 has 132 processors."""
-_THREADS = 256
+"""Sizes of a lane's part of a tile, rows and columns; a block has 8 and 4 times as many. As in codec_step.cuh."""
+FEW, MANY, ATTEND, MIX, TO_PCM = range(5)
+"""Kinds of phases, as in codec.cuh."""
+STRAIGHT, GELU, NORMED, GATED = range(4)
+"""What a layer of few rows does beside its product: a GELU of the result; the RMS norm of the input, whose weight
+is in the layer's; that, and columns that are pairs of gate and up give silu(gate) * up."""
+NONE = -1
 _LAST_EACH = 4
+_TURN = 40
+"""What a turn of a tile's loop costs beside its products, in instructions of a lane."""
 _FOLDER = Path(__file__).parent / "cuda"
-_FINISH = """
-const Finish finish{
-    bias, other_shape[1] == N ? other : nullptr, snake_shape[0] == 2 ? snake : nullptr, N, snake_shape[1],
-    how[0] == 1, y, snaked};
-const Window in{tail, x, taps > 1 ? tail_shape[0] : 0, x_shape[1]};
-const int dilation = taps > 1 ? in.past / (taps - 1) : 0;
-"""
-_ROWS = f"""
-const int K = w_shape[1], N = 16 * w_shape[0], taps = K / x_shape[1];
-{_FINISH}
-codec_rows<TN, NORMED, GATED>(in, w, finish, kept, x_shape[0], K, dilation);
-"""
-_TILES = f"""
-const int taps = w_shape[0], N = w_shape[2];
-{_FINISH}
-codec_tiles<TM, TN, MOST>(in, w, finish, kept, x_shape[0], taps, dilation);
-"""
-_FRAME = """
-codec_frame(
-    tables, codes, position, frequencies, x, turn, next, codes_shape[1], codes_shape[2],
-    tables_shape[0] / codes_shape[2], tables_shape[1], frequencies_shape[0]);
-"""
-_ATTEND = """
-codec_attend<HEADS, KV_HEADS, D, PAST>(qkv, turn, cache, position[0], qkv_shape[0], heard, kept);
-"""
-_MIX = """
-const Window in{tail, x, tail_shape[0], x_shape[1]};
-codec_mix<MOST>(in, w, bias, norm, shift, out, kept, x_shape[0], w_shape[0]);
-"""
-_LAST = """
-const Window in{tail, x, tail_shape[0], x_shape[1]};
-codec_last<EACH>(in, w, bias, pcm, kept, x_shape[0], w_shape[0]);
+_FILES = ("common", "grid", "codec", "codec_rows", "codec_tiles", "codec_frames", "codec_ends", "codec_step")
+_BODY = """
+__shared__ Pack<float, 4> shared[SHARED / 16];
+Grid grid{{const_cast<unsigned*>(ticket)}};
+const float* const olds[] = {{{olds}}};
+float* const nows[] = {{{nows}}};
+const int frames = codes_shape[1], groups = codes_shape[2];
+if (blockIdx.x == 0 && threadIdx.x == 0) {{
+  *left = 0;
+  *next = position[0] + frames;
+}}
+for (int t = blockIdx.x; t < frames; t += gridDim.x)
+  codec_frame(
+      t, tables, codes, position, frequencies, room, turn, groups, tables_shape[0] / groups, tables_shape[1],
+      DIM / 2);
+for (int p = 0; p < phases_shape[0]; ++p) {{
+  const Phase phase = reinterpret_cast<const Phase*>(phases)[p];
+  grid.meet();
+  codec_phase(
+      shared[0].at, phase, parameters, room, turn, position[0], phase.tail < 0 ? nullptr : olds[phase.tail],
+      phase.tail < 0 ? nullptr : nows[phase.tail], pcm);
+}}
 """
 
 
-@cache
-def _kernel(name: str, file: str, inputs: str, outputs: str, body: str, *defined: str) -> Any:
-    """Each is compiled when it first runs, which takes a second or two: so there are few."""
-    header = [f"#define {one}\n" for one in defined]
-    header += [(_FOLDER / part).read_text() for part in ("common.cuh", "codec.cuh", file)]
-    return mx.fast.cuda_kernel(
-        name=name,
-        input_names=inputs.split(),
-        output_names=outputs.split(),
-        source=body,
-        header="".join(header),
-    )
+class Phase(NamedTuple):
+    """What a block is told of a layer: see codec.cuh."""
 
-
-def _run(
-    kernel: Any,
-    inputs: list[mx.array],
-    shapes: list[tuple[int, ...]],
-    blocks: int,
-    *template: tuple[str, Any],
-) -> list[mx.array]:
-    return kernel(
-        inputs=inputs,
-        output_shapes=shapes,
-        output_dtypes=[mx.float32] * len(shapes),
-        grid=(blocks * _THREADS, 1, 1),
-        threadgroup=(_THREADS, 1, 1),
-        template=list(template),
-    )
-
-
-class Made(NamedTuple):
-    """What a layer gives."""
-
-    rows: mx.array
-    """[T, N]; of a transposed convolution [T * stride, N / stride]."""
-    snaked: mx.array | None
-    """The next layer's Snake of them, if one follows."""
-    tail: mx.array
-    """The last rows of its input, for the next step, [past, C]; not to be read where it needs none."""
-
-    @property
-    def next(self) -> mx.array:
-        """What the next layer takes."""
-        return self.rows if self.snaked is None else self.snaked
+    kind: int
+    size: int
+    blocks: int
+    rows: int
+    inputs: int
+    outputs: int
+    products: int
+    """Of each sum; `MIX`: taps."""
+    past: int = 0
+    dilation: int = 0
+    old: int = NONE
+    """Which tail or cache; caches come behind the tails."""
+    weight: int = NONE
+    bias: int = NONE
+    snake: int = NONE
+    width: int = 0
+    bent: int = STRAIGHT
+    x: int = NONE
+    other: int = NONE
+    y: int = NONE
+    snaked: int = NONE
+    unused: int = 0
 
 
 class Layer(NamedTuple):
-    """A convolution or product with all that finishes it. Everything is float32."""
+    """A convolution or product with all that finishes it; where its parameters are."""
 
-    few: bool
-    """Which kernel: `codec_rows` or `codec_tiles`."""
-    weight: mx.array
-    """Of the first [N / 16, K, 16], its K in the kernel's order; of the second [taps, C, N]."""
-    bias: mx.array
-    """[N]"""
-    past: int = 0
-    stride: int = 1
-    """Of a transposed convolution, whose N is stride * channels."""
-    snake: mx.array | None = None
-    """[2, channels]: the next layer's alpha and 1 / beta."""
-    gelu: bool = False
-    eps: float | None = None
-    """Of the RMS norm of its input, whose weight is in the layer's."""
-    gated: bool = False
-    """Columns are pairs of gate and up, which give silu(gate) * up, half as wide."""
+    kind: int
+    inputs: int
+    outputs: int
+    """Of a transposed convolution, stride * channels."""
+    taps: int
+    past: int
+    stride: int
+    bent: int
+    weight: int
+    bias: int
+    snake: int
+    """Of the next layer, which takes its result; [2, channels]: alpha and 1 / beta."""
 
-    @classmethod
-    def of(
-        cls, few: bool, matrix: mx.array, bias: mx.array | None = None, *, inputs: int | None = None
-    ) -> "Layer":
-        """:param matrix: [taps * inputs, N]"""
+
+class Parameters:
+    """All numbers that the kernel reads, in one array: layers are added, then `joined`."""
+
+    def __init__(self) -> None:
+        self._parts = list[mx.array]()
+        self._size = 0
+
+    def add(self, part: mx.array) -> int:
+        """Where it is. Each begins with a line of 128 bytes."""
+        flat, at = part.astype(mx.float32).flatten(), self._size
+        missing = -flat.size % 32
+        self._parts += [flat, mx.zeros((missing,))] if missing else [flat]
+        self._size += flat.size + missing
+        return at
+
+    def joined(self) -> mx.array:
+        return mx.concatenate(self._parts)
+
+    def layer(
+        self,
+        kind: int,
+        matrix: mx.array,
+        bias: mx.array | None = None,
+        *,
+        inputs: int | None = None,
+        past: int = 0,
+        stride: int = 1,
+        bent: int = STRAIGHT,
+        snake: Snake | None = None,
+    ) -> Layer:
+        """:param matrix: [taps * inputs, outputs]"""
         total, outputs = matrix.shape
-        if few:
-            split = matrix.reshape(total // 32, 8, 4, outputs // 16, 16)
-            weight = split.transpose(3, 0, 2, 1, 4).reshape(outputs // 16, total, 16)
-        else:
-            weight = matrix.reshape(-1, inputs or total, outputs)
-        return cls(few, mx.contiguous(weight), mx.zeros((outputs,)) if bias is None else mx.contiguous(bias))
-
-    @classmethod
-    def of_conv(cls, few: bool, conv: Conv) -> "Layer":
-        return cls.of(few, conv.matrix, conv.bias, inputs=conv.inputs)._replace(past=conv.past)
-
-    @classmethod
-    def of_upsample(cls, few: bool, up: Upsample) -> "Layer":
-        inputs = up.weight.shape[0] // up.taps
-        return cls.of(few, up.weight, up.bias, inputs=inputs)._replace(past=up.taps - 1, stride=up.stride)
-
-    def before(self, snake: Snake | None) -> "Layer":
-        """The layer that gives Snake's result as well."""
-        return self if snake is None else self._replace(snake=mx.stack([snake.alpha, snake.inverse_beta]))
-
-    def __call__(self, x: mx.array, tail: mx.array | None = None, other: mx.array | None = None) -> Made:
-        """Rows x [T, C]; the `past` rows before them where the layer has such; what is added to its result."""
-        name, outputs, blocks, template = self._grid(x.shape[0])
-        inputs, given = "tail x w bias other snake how", "y snaked kept"
-        if self.few:
-            kernel = _kernel(name, f"{name}.cuh", inputs, given, _ROWS, f"EPS {self.eps or 0.0!r}f")
-        else:
-            kernel = _kernel(name, f"{name}.cuh", inputs, given, _TILES)
-        none, how = _nothing(), _constant(int(self.gelu))
-        shape = (x.shape[0] * self.stride, outputs // (2 if self.gated else self.stride))
-        snake, other = (none if each is None else each for each in (self.snake, other))
-        rows, snaked, kept = _run(
-            kernel,
-            [x if tail is None else tail, x, self.weight, self.bias, other, snake, how],
-            [shape, (1,) if snake is none else shape, (1,) if tail is None else tail.shape],
-            blocks,
-            *template,
+        inputs = inputs or total
+        if kind == FEW:  # See codec_rows.cuh.
+            matrix = matrix.reshape(total // 32, 8, 4, outputs // 16, 16).transpose(3, 0, 2, 1, 4)
+        return Layer(
+            *(kind, inputs, outputs, total // inputs, past, stride, bent),
+            self.add(matrix),
+            NONE if bias is None else self.add(bias),
+            NONE if snake is None else self.add(mx.stack([snake.alpha, snake.inverse_beta])),
         )
-        return Made(rows, None if snake is none else snaked, kept)
-
-    def _grid(self, steps: int) -> tuple[str, int, int, list[tuple[str, Any]]]:
-        """The kernel's name, N, blocks and template, for so many rows."""
-        if self.few:
-            outputs = 16 * self.weight.shape[0]
-            tiles = -(-steps // next((high for high in (1, 2, 4) if high >= steps), 8))
-            normed = self.eps is not None
-            wide = 4 if normed or tiles * outputs // 16 >= _BUSY else 2
-            template = [("TN", wide), ("NORMED", normed), ("GATED", self.gated)]
-            return "codec_rows", outputs, tiles * outputs // (4 * wide), template
-        outputs = self.weight.shape[2]
-        counts = [-(-steps // (8 * high)) * -(-outputs // (4 * wide)) for high, wide in TILES]
-        size = next((i for i, count in enumerate(counts) if count >= _BUSY), len(TILES) - 1)
-        template = [("TM", TILES[size][0]), ("TN", TILES[size][1]), ("MOST", PAST)]
-        return "codec_tiles", outputs, counts[size], template
 
 
-class Mix(NamedTuple):
-    """The depthwise convolution and the layer norm at the head of a ConvNeXt block."""
+class Rows(NamedTuple):
+    """Where a layer's rows are in the room."""
 
-    depthwise: mx.array
-    """[7, C]"""
-    bias: mx.array
-    norm: mx.array
-    shift: mx.array
-
-    @classmethod
-    def of(cls, block: ConvNeXt) -> "Mix":
-        return cls(block.depthwise, block.depthwise_bias, block.norm, block.norm_bias)
-
-    @property
-    def past(self) -> int:
-        return self.depthwise.shape[0] - 1
-
-    def __call__(self, x: mx.array, tail: mx.array | None) -> Made:
-        """x [T, C] and the rows before it, [6, C] → rows [T, C]"""
-        assert tail is not None
-        kernel = _kernel("codec_mix", "codec_ends.cuh", "tail x w bias norm shift", "out kept", _MIX)
-        out, kept = _run(kernel, [tail, x, *self], [x.shape, tail.shape], x.shape[0], ("MOST", CHANNELS))
-        return Made(out, None, kept)
+    at: int
+    steps: int
+    channels: int
+    snaked: int = NONE
+    """The next layer's Snake of them."""
 
 
-class Last(NamedTuple):
-    """The convolution to one channel, clipped to ±1."""
+class Program:
+    """The phases of a step, and the places of the rows that they pass on. A place is used again six rows later."""
 
-    weight: mx.array
-    """[7, C]"""
-    bias: mx.array
+    places = 6
 
-    @classmethod
-    def of(cls, conv: Conv) -> "Last":
-        return cls(mx.contiguous(conv.matrix.reshape(conv.kernel, conv.inputs)), conv.bias)
+    def __init__(self, frames: int, channels: int, tails: int, most: int = 0) -> None:
+        """:param channels: of the codes' vectors.
+        :param tails: behind them come the caches.
+        :param most: numbers of the largest rows, as an earlier program has found it.
+        """
+        self.phases = list[Phase]()
+        self.most = 0
+        self._place, self._taken = most, 0
+        self._tail, self._cache = 0, tails
+        self.start = Rows(self.place(frames * channels), frames, channels)
+        self.room = self.places * most
 
-    @property
-    def past(self) -> int:
-        return self.weight.shape[0] - 1
+    def place(self, size: int) -> int:
+        self.most = max(self.most, size)
+        self._taken += 1
+        return (self._taken - 1) % self.places * self._place
 
-    def __call__(self, x: mx.array, tail: mx.array | None) -> Made:
-        """x [T, C] and the rows before it, [6, C] → pcm [1, T]"""
-        assert tail is not None
-        kernel = _kernel("codec_last", "codec_ends.cuh", "tail x w bias", "pcm kept", _LAST)
-        shapes = [(1, x.shape[0]), tail.shape]
-        blocks = -(-x.shape[0] // (8 * _LAST_EACH))
-        pcm, kept = _run(kernel, [tail, x, *self], shapes, blocks, ("EACH", _LAST_EACH))
-        return Made(pcm, None, kept)
+    def tail(self) -> int:
+        self._tail += 1
+        return self._tail - 1
+
+    def layer(self, layer: Layer, x: Rows, other: Rows | None = None, *, plain: bool = True) -> Rows:
+        """:param plain: whether somebody reads the rows themselves, not only their Snake."""
+        steps, channels = x.steps * layer.stride, layer.outputs // layer.stride
+        size = steps * channels
+        made = Rows(
+            self.place(size) if plain or layer.snake < 0 else NONE,
+            steps,
+            channels // (2 if layer.bent == GATED else 1),
+            self.place(size) if layer.snake >= 0 else NONE,
+        )
+        form, blocks = (_few if layer.kind == FEW else _many)(x.steps, layer.outputs)
+        self.phases.append(
+            Phase(
+                *(layer.kind, form, blocks, x.steps, layer.inputs, layer.outputs, layer.taps * layer.inputs),
+                *(layer.past, layer.past // max(layer.taps - 1, 1), self.tail() if layer.past else NONE),
+                *(layer.weight, layer.bias, layer.snake, channels, layer.bent),
+                *(
+                    x.at if x.snaked < 0 else x.snaked,
+                    NONE if other is None else other.at,
+                    made.at,
+                    made.snaked,
+                ),
+            )
+        )
+        return made
+
+    def mix(self, taps: int, weight: int, x: Rows) -> Rows:
+        """A depthwise convolution and a layer norm.
+
+        :param weight: of [taps + 3, C]: the taps', bias, the norm's weight and bias.
+        """
+        made = Rows(self.place(x.steps * x.channels), x.steps, x.channels)
+        sizes = MIX, 0, x.steps, x.steps, x.channels, x.channels, taps, taps - 1, 1, self.tail(), weight
+        self.phases.append(Phase(*sizes, x=x.at, y=made.at))
+        return made
+
+    def attend(self, qkv: Rows, heads: int, dim: int) -> Rows:
+        """Attention of each row to itself and the window before it, of which there is the next cache."""
+        made = Rows(self.place(qkv.steps * heads * dim), qkv.steps, heads * dim)
+        self._cache += 1
+        sizes = ATTEND, 0, qkv.steps * heads, qkv.steps, qkv.channels, heads * dim, dim
+        self.phases.append(Phase(*sizes, old=self._cache - 1, x=qkv.at, y=made.at))
+        return made
+
+    def to_pcm(self, taps: int, weight: int, x: Rows) -> None:
+        """The convolution to one channel, within ±1: weight [taps, C] and bias."""
+        sizes = TO_PCM, 0, -(-x.steps // (8 * _LAST_EACH)), x.steps, x.channels, 1, taps * x.channels
+        self.phases.append(
+            Phase(*sizes, taps - 1, 1, self.tail(), weight, x=x.at if x.snaked < 0 else x.snaked)
+        )
 
 
-class Frames(NamedTuple):
-    """The embedding of codes."""
+def _few(rows: int, outputs: int) -> tuple[int, int]:
+    """Columns of a lane and blocks of a layer of few rows."""
+    tiles = -(-rows // next((high for high in (1, 2, 4) if high >= rows), 8))
+    blocks = {wide: tiles * outputs // (4 * wide) for wide in (4, 2)}
+    wide = min(blocks, key=lambda wide: -(-blocks[wide] // kernels.blocks()) * wide)
+    return wide, blocks[wide]
 
+
+def _many(rows: int, outputs: int) -> tuple[int, int]:
+    """Which of `TILES`, and blocks, of a layer of many rows."""
+    blocks = [-(-rows // (8 * high)) * -(-outputs // (4 * wide)) for high, wide in TILES]
+    cost = [
+        -(-count // kernels.blocks()) * (4 * high * wide + high + wide + _TURN)
+        for count, (high, wide) in zip(blocks, TILES, strict=True)
+    ]
+    size = cost.index(min(cost))
+    return size, blocks[size]
+
+
+class Sizes(NamedTuple):
+    """What the kernel is compiled for."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    past: int
+    eps: float
+
+
+class Step(NamedTuple):
+    """What the kernel reads in every step."""
+
+    sizes: Sizes
     tables: mx.array
-    """[groups * codebook_size, C]"""
+    """[groups * codebook_size, C]: vectors of codes, of which a frame's are summed."""
     frequencies: mx.array
-    """[D / 2]: radians by which the transformer's rotation grows with each frame."""
+    """[dim / 2]: radians by which the transformer's rotation grows with each frame."""
+    parameters: mx.array
 
-    def __call__(self, codes: mx.array, position: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """codes int32 [1, n, 16], position int32 [1] → (rows [n, C], cos and sin [n, 2, D / 2], next position)."""
-        kernel = _kernel(
-            "codec_frame", "codec_frames.cuh", "tables codes position frequencies", "x turn next", _FRAME
-        )
+    def run(
+        self,
+        program: Program,
+        samples: int,
+        codes: mx.array,
+        position: mx.array,
+        olds: list[mx.array],
+        ticket: mx.array,
+    ) -> tuple[mx.array, mx.array, list[mx.array], mx.array, mx.array]:
+        """codes int32 [1, n, groups], position int32 [1] → (pcm [1, samples], next position, next tails and caches,
+        ticket as of `kernels.one_by_one`, the room)"""
         steps, half = codes.shape[1], self.frequencies.shape[0]
-        x, turn, after = kernel(
-            inputs=[self.tables, codes, position, self.frequencies],
-            output_shapes=[(steps, self.tables.shape[1]), (steps, 2, half), (1,)],
-            output_dtypes=[mx.float32, mx.float32, mx.int32],
-            grid=(steps * _THREADS, 1, 1),
-            threadgroup=(_THREADS, 1, 1),
+        phases = mx.array(program.phases, mx.int32)
+        pcm, after, left, room, _, *nows = _kernel(self.sizes, len(olds))(
+            inputs=[
+                *(ticket, codes, position, self.tables, self.frequencies, self.parameters, phases),
+                *olds,
+            ],
+            output_shapes=[
+                *((1, samples), (1,), (1,), (program.room,), (steps, 2, half)),
+                *(old.shape for old in olds),
+            ],
+            output_dtypes=[mx.float32, mx.int32, mx.uint32, *[mx.float32] * (2 + len(olds))],
+            grid=(kernels.blocks() * THREADS, 1, 1),
+            threadgroup=(THREADS, 1, 1),
         )
-        return x, turn, after
-
-
-def attend(
-    qkv: mx.array, turn: mx.array, cache: mx.array, position: mx.array, heads: int
-) -> tuple[mx.array, mx.array]:
-    """Attention of each row to itself and the window before it.
-
-    Rows qkv [n, (heads + 2 kv_heads) * D], turn as of `Frames`, cache [2, kv_heads, window - 1, D] of the steps
-    before, position int32 [1] of the first row → (rows [n, heads * D], next cache)
-    """
-    kernel = _kernel("codec_attend", "codec_frames.cuh", "qkv turn cache position", "heard kept", _ATTEND)
-    _, kv_heads, past, dim = cache.shape
-    sizes = [("HEADS", heads), ("KV_HEADS", kv_heads), ("D", dim), ("PAST", past)]
-    shapes = [(qkv.shape[0], heads * dim), cache.shape]
-    heard, kept = _run(kernel, [qkv, turn, cache, position], shapes, qkv.shape[0] * heads, *sizes)
-    return heard, kept
+        return pcm, after, nows, left, room
 
 
 @cache
-def _constant(value: int) -> mx.array:
-    made = mx.array([value], mx.int32)
-    mx.eval(made)
-    return made
-
-
-@cache
-def _nothing() -> mx.array:
-    made = mx.zeros((1, 1))
-    mx.eval(made)
-    return made
+def _kernel(sizes: Sizes, olds: int) -> Any:
+    old, now = ([f"{name}{i}" for i in range(olds)] for name in ("old", "now"))
+    constants = [
+        *(f"int HEADS = {sizes.heads}", f"int KV_HEADS = {sizes.kv_heads}", f"int DIM = {sizes.dim}"),
+        *(f"int PAST = {sizes.past}", f"float EPS = {sizes.eps!r}f"),
+        *(f"int MOST = {PAST}", f"int LAST_EACH = {_LAST_EACH}"),
+    ]
+    told = "".join(f"constexpr {constant};\n" for constant in constants)
+    header = f"namespace mlx::core::cu {{\n{told}}}\n"
+    return mx.fast.cuda_kernel(
+        name="codec_step",
+        input_names=["ticket", "codes", "position", "tables", "frequencies", "parameters", "phases", *old],
+        output_names=["pcm", "next", "left", "room", "turn", *now],
+        source=_BODY.format(olds=", ".join(old), nows=", ".join(now)),
+        header=header + "".join((_FOLDER / f"{file}.cuh").read_text() for file in _FILES),
+    )

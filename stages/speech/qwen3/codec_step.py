@@ -1,4 +1,4 @@
-"""The codec decoder's step as CUDA kernels: 82 launches at released sizes.
+"""The codec decoder's step as a program of one CUDA kernel: 81 phases at released sizes.
 
 What it computes is that of `codec_decoder.PlainStep`, the state too. Released sizes, of n frames: codes [1, n, 16]
 → [n, 512] → [n, 1024] → transformer [n, 512], 8 layers of 16 heads of 64 → [n, 1024] → [2 n, 1024] → [4 n, 1024]
@@ -12,13 +12,12 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from . import kernels
-from .codec_kernels import CHANNELS, Frames, Last, Layer, Made, Mix, attend
+from .codec_kernels import CHANNELS, FEW, GATED, GELU, MANY, NORMED, Layer, Parameters, Program, Sizes, Step
 from .codec_layers import Conv, ConvNeXt, Residual, Snake, Upsample
 from .codec_parts import CodecLayer, CodecParts
 from .config import CodecConfig
-from .weights import Linear
 
-FEW = 8
+MOST = 8
 """Up to so many rows for each frame, a layer is bound by its weights' way through memory."""
 
 
@@ -29,9 +28,9 @@ def serves(config: CodecConfig, dtype: mx.Dtype) -> bool:
     fits = all(size % 32 == 0 for size in few) and config.latent_dim <= CHANNELS
     fits = fits and dim % 4 == 0 and 256 % dim == 0 and heads % kv_heads == 0
     width, rows = config.decoder_dim, math.prod(config.upsampling_ratios)
-    fits = fits and width % 32 == 0 and rows <= FEW
+    fits = fits and width % 32 == 0 and rows <= MOST
     for rate in config.upsample_rates:
-        fits = fits and width % (32 if rows <= FEW else 8) == 0
+        fits = fits and width % (32 if rows <= MOST else 8) == 0
         width, rows = width // 2, rows * rate
     return fits and kernels.serve() and dtype == mx.float32
 
@@ -45,30 +44,33 @@ class Attending(NamedTuple):
     down: Layer
 
     @classmethod
-    def of(cls, layer: CodecLayer, eps: float) -> "Attending":
+    def of(cls, layer: CodecLayer, parameters: Parameters) -> "Attending":
         # Gate and up of a channel side by side.
-        gate_up = layer.gate_up.matrix.reshape(layer.gate_up.matrix.shape[0], 2, -1)
+        gate_up = layer.gate_up.matrix.reshape(layer.gate_up.matrix.shape[0], 2, -1).swapaxes(1, 2).flatten(1)
         return cls(
-            _normed(layer.qkv, layer.input_norm, eps),
-            Layer.of(True, layer.out.matrix),
-            _normed(Linear(gate_up.swapaxes(1, 2).flatten(1)), layer.output_norm, eps)._replace(gated=True),
-            Layer.of(True, layer.down.matrix),
+            parameters.layer(FEW, layer.qkv.matrix * layer.input_norm[:, None], bent=NORMED),
+            parameters.layer(FEW, layer.out.matrix),
+            parameters.layer(FEW, gate_up * layer.output_norm[:, None], bent=GATED),
+            parameters.layer(FEW, layer.down.matrix),
         )
 
 
 class Widening(NamedTuple):
     """A ConvNeXt block."""
 
-    mix: Mix
+    taps: int
+    mix: int
     widen: Layer
     narrow: Layer
 
     @classmethod
-    def of(cls, block: ConvNeXt) -> "Widening":
+    def of(cls, block: ConvNeXt, parameters: Parameters) -> "Widening":
+        rows = [block.depthwise_bias, block.norm, block.norm_bias]
         return cls(
-            Mix.of(block),
-            Layer.of(True, block.widen, block.widen_bias)._replace(gelu=True),
-            Layer.of(True, block.narrow, block.narrow_bias),
+            block.depthwise.shape[0],
+            parameters.add(mx.concatenate([block.depthwise, mx.stack(rows)])),
+            parameters.layer(FEW, block.widen, block.widen_bias, bent=GELU),
+            parameters.layer(FEW, block.narrow, block.narrow_bias),
         )
 
 
@@ -79,9 +81,19 @@ class Unit(NamedTuple):
     point: Layer
 
 
+class Last(NamedTuple):
+    """The convolution to one channel."""
+
+    taps: int
+    weight: int
+
+
 class CodecStep(NamedTuple):
-    heads: int
-    frames: Frames
+    step: Step
+    tails: int
+    codebook_dim: int
+    samples: int
+    """Of one frame."""
     pre_conv: Layer
     into: Layer
     layers: list[Attending]
@@ -90,73 +102,97 @@ class CodecStep(NamedTuple):
 
     @classmethod
     def of(cls, config: CodecConfig, parts: CodecParts) -> "CodecStep":
-        eps, dim = config.rms_norm_eps, config.attention_width
-        frequencies = mx.power(config.rope_theta, -mx.arange(0, dim, 2, dtype=mx.float32) / dim)
+        dim, parameters = config.attention_width, Parameters()
+        sizes = config.num_attention_heads, config.num_key_value_heads, dim, config.sliding_window - 1
+        pre_conv = _convolution(FEW, parts.pre_conv, parameters)
+        into = parameters.layer(FEW, parts.into.matrix, parts.into.bias)
+        layers = [Attending.of(layer, parameters) for layer in parts.layers]
+        out_of = parameters.layer(
+            FEW, parts.out_of.matrix * parts.norm[:, None], parts.out_of.bias, bent=NORMED
+        )
+        chain = _chain(parts.convolutions, parameters)
+        step = Step(
+            Sizes(*sizes, config.rms_norm_eps),
+            mx.contiguous(parts.tables),
+            mx.power(config.rope_theta, -mx.arange(0, dim, 2, dtype=mx.float32) / dim),
+            parameters.joined(),
+        )
         return cls(
-            config.num_attention_heads,
-            Frames(mx.contiguous(parts.tables), frequencies),
-            Layer.of_conv(True, parts.pre_conv),
-            Layer.of(True, parts.into.matrix, parts.into.bias),
-            [Attending.of(layer, eps) for layer in parts.layers],
-            _normed(parts.out_of, parts.norm, eps),
-            _chain(parts.convolutions),
+            *(step, len(parts.tails()), config.codebook_dim, config.samples),
+            *(pre_conv, into, layers, out_of, chain),
         )
 
     def __call__(
-        self, codes: mx.array, tails: list[mx.array], cache: list[mx.array], position: mx.array
-    ) -> tuple[mx.array, list[mx.array], list[mx.array], mx.array]:
-        """→ (pcm, tails, cache, position)"""
-        old, new = iter(tails), list[mx.array]()
+        self,
+        ticket: mx.array,
+        codes: mx.array,
+        tails: list[mx.array],
+        cache: list[mx.array],
+        position: mx.array,
+    ) -> tuple[tuple[mx.array, list[mx.array], list[mx.array], mx.array], mx.array]:
+        """→ ((pcm, tails, cache, position), ticket); see `kernels.one_by_one`."""
+        steps = codes.shape[1]
+        program = self.program(steps, steps * self.program(1).most)
+        pcm, after, nows, left, _ = self.step.run(
+            program, steps * self.samples, codes.astype(mx.int32), position, [*tails, *cache], ticket
+        )
+        return (pcm, nows[: self.tails], nows[self.tails :], after), left
 
-        def through(layer: Layer | Mix | Last, x: mx.array) -> Made:
-            made = layer(x, next(old) if layer.past else None)
-            if layer.past:
-                new.append(made.tail)
-            return made
-
-        x, turn, after = self.frames(codes.astype(mx.int32), position)
-        x, kept = self.into(through(self.pre_conv, x).rows).rows, list[mx.array]()
-        for before, layer in zip(cache, self.layers, strict=True):
-            heard, now = attend(layer.qkv(x).rows, turn, before, position, self.heads)
-            x = layer.out(heard, other=x).rows
-            x = layer.down(layer.gate_up(x).rows, other=x).rows
-            kept.append(now)
-        made = self.out_of(x)
-        for part in self.chain:
+    def program(self, frames: int, most: int = 0) -> Program:
+        """:param most: numbers of the largest rows."""
+        made, sizes = Program(frames, self.codebook_dim, self.tails, most), self.step.sizes
+        x = made.layer(self.into, made.layer(self.pre_conv, made.start))
+        for layer in self.layers:
+            heard = made.attend(made.layer(layer.qkv, x), sizes.heads, sizes.dim)
+            x = made.layer(layer.out, heard, x)
+            x = made.layer(layer.down, made.layer(layer.gate_up, x), x)
+        x = made.layer(self.out_of, x)
+        for part, following in zip(self.chain, [*self.chain[1:], None], strict=True):
+            plain = isinstance(following, Unit)
             match part:
-                case Widening(mix, widen, narrow):
-                    made = narrow(widen(through(mix, made.rows).rows).rows, other=made.rows)
+                case Widening(taps, mix, widen, narrow):
+                    x = made.layer(narrow, made.layer(widen, made.mix(taps, mix, x)), x)
                 case Unit(wide, point):
-                    made = point(through(wide, made.next).next, other=made.rows)
-                case _:
-                    made = through(part, made.next)
-        return made.rows, new, kept, after
-
-
-def _normed(layer: Linear, norm: mx.array, eps: float) -> Layer:
-    return Layer.of(True, layer.matrix * norm[:, None], layer.bias)._replace(eps=eps)
+                    x = made.layer(point, made.layer(wide, x, plain=False), x, plain=plain)
+                case Last(taps, weight):
+                    made.to_pcm(taps, weight, x)
+                case Layer():
+                    x = made.layer(part, x, plain=plain)
+        return made
 
 
 def _chain(
-    convolutions: Sequence[Upsample | ConvNeXt | Conv | Snake | Residual],
+    convolutions: Sequence[Upsample | ConvNeXt | Conv | Snake | Residual], parameters: Parameters
 ) -> list[Layer | Widening | Unit | Last]:
     """What turns latents into samples. A Snake is part of the layer before it."""
     made, rows = list[Layer | Widening | Unit | Last](), 1
     for layer, following in zip(convolutions, [*convolutions[1:], None], strict=True):
         snake = following.first if isinstance(following, Residual) else following
         snake = snake if isinstance(snake, Snake) else None
-        few = rows <= FEW
+        kind = FEW if rows <= MOST else MANY
         match layer:
-            case Upsample():
-                made.append(Layer.of_upsample(few, layer).before(snake))
-                rows *= layer.stride
+            case Upsample(weight, bias, stride, taps):
+                inputs = weight.shape[0] // taps
+                made.append(
+                    parameters.layer(
+                        kind, weight, bias, inputs=inputs, past=taps - 1, stride=stride, snake=snake
+                    )
+                )
+                rows *= stride
             case ConvNeXt():
-                made.append(Widening.of(layer))
-            case Residual():
-                wide, point = Layer.of_conv(few, layer.wide), Layer.of_conv(few, layer.point)
-                made.append(Unit(wide.before(layer.second), point.before(snake)))
+                made.append(Widening.of(layer, parameters))
+            case Residual(_, wide, second, point):
+                first = _convolution(kind, wide, parameters, second)
+                made.append(Unit(first, _convolution(kind, point, parameters, snake)))
+            case Conv() if following:
+                made.append(_convolution(kind, layer, parameters, snake))
             case Conv():
-                made.append(Layer.of_conv(few, layer).before(snake) if following else Last.of(layer))
+                weight = mx.concatenate([layer.matrix.flatten(), layer.bias])
+                made.append(Last(layer.kernel, parameters.add(weight)))
             case Snake():
                 pass
     return made
+
+
+def _convolution(kind: int, conv: Conv, parameters: Parameters, snake: Snake | None = None) -> Layer:
+    return parameters.layer(kind, conv.matrix, conv.bias, inputs=conv.inputs, past=conv.past, snake=snake)

@@ -1,9 +1,8 @@
 namespace mlx::core::cu {
 // One block for a frame: the sum of its codes' rows of `tables` [groups * size, C], and the rotation of its position.
 __device__ void codec_frame(
-    const float* tables, const int* codes, const int* position, const float* frequencies, float* x, float* turn, int* next,
-    int frames, int groups, int size, int C, int half) {
-  const int t = blockIdx.x;
+    int t, const float* tables, const int* codes, const int* position, const float* frequencies, float* x, float* turn,
+    int groups, int size, int C, int half) {
   for (int c = 4 * threadIdx.x; c < C; c += 1024) {
     Pack<float, 4> sum = {};
     for (int g = 0; g < groups; ++g) {
@@ -17,16 +16,14 @@ __device__ void codec_frame(
     turn[(2 * t) * half + i] = cosf(angle);
     turn[(2 * t + 1) * half + i] = sinf(angle);
   }
-  if (t == 0 && threadIdx.x == 0) *next = position[0] + frames;
 }
 
 // One block for one query of one head: rotation, and attention over its own position and the PAST before it. Rows of qkv are
 // [HEADS + 2 KV_HEADS, D]; `cache`, and `kept` for the next step, [2, KV_HEADS, PAST, D]: keys, rotated, and values.
-template <int HEADS, int KV_HEADS, int D, int PAST>
 __device__ void codec_attend(
-    const float* qkv, const float* turn, const float* cache, int position, int steps, float* heard, float* kept) {
-  constexpr int G = HEADS / KV_HEADS, HALF = D / 2, WIDE = (HEADS + 2 * KV_HEADS) * D, SEEN = PAST + 1, PARTS = 256 / D;
-  const int t = blockIdx.x / HEADS, head = blockIdx.x % HEADS, kv = head / G;
+    float* shared, int block, const float* qkv, const float* turn, const float* cache, int position, int steps, float* heard, float* kept) {
+  constexpr int D = DIM, G = HEADS / KV_HEADS, HALF = D / 2, WIDE = (HEADS + 2 * KV_HEADS) * D, SEEN = PAST + 1, PARTS = 256 / D;
+  const int t = block / HEADS, head = block % HEADS, kv = head / G;
   const float* keys = cache + size_t(kv) * PAST * D;
   const float* values = keys + size_t(KV_HEADS) * PAST * D;
   auto turned = [&](int step, int row, int d) {
@@ -39,7 +36,7 @@ __device__ void codec_attend(
   auto value = [&](int row, int d) {
     return row < PAST ? values[row * D + d] : qkv[size_t(row - PAST) * WIDE + (HEADS + KV_HEADS + kv) * D + d];
   };
-  __shared__ float query[D], share[SEEN], parts[PARTS][D];
+  float *query = shared, *parts = query + D, *share = parts + PARTS * D;  // [D], [PARTS, D], [SEEN]
   if (threadIdx.x < D) query[threadIdx.x] = turned(t, head, threadIdx.x) * rsqrtf(float(D));
   __syncthreads();
   for (int i = threadIdx.x; i < SEEN; i += 256) {
@@ -69,7 +66,7 @@ __device__ void codec_attend(
   float sum = 0;
   #pragma unroll 4
   for (int i = part; i < SEEN; i += PARTS) sum = fmaf(expf(share[i] - most), value(t + i, d), sum);
-  parts[part][d] = sum;
+  parts[part * D + d] = sum;
   if (head % G == 0) {
     float* kept_keys = kept + size_t(kv) * PAST * D;
     float* kept_values = kept_keys + size_t(KV_HEADS) * PAST * D;
@@ -81,7 +78,7 @@ __device__ void codec_attend(
   __syncthreads();
   if (part == 0) {
     float whole = 0;
-    for (int p = 0; p < PARTS; ++p) whole += parts[p][d];
+    for (int p = 0; p < PARTS; ++p) whole += parts[p * D + d];
     heard[(size_t(t) * HEADS + head) * D + d] = whole / total;
   }
 }

@@ -5,21 +5,19 @@ namespace mlx::core::cu {
 //
 // A step is one tap of four channels. What it needs has been copied into shared memory AHEAD steps before: its 4 rows of
 // w, and with the first tap the rows of x that all taps see, which are kept for as many fours as there is room for.
-template <int TM, int TN, int MOST>
+template <int TM, int TN>
 __device__ void codec_tiles(
-    const Window& in, const float* w, const Finish& finish, float* kept, int T, int taps, int dilation) {
-  constexpr int BM = 8 * TM, BN = 4 * TN, AHEAD = 3, STAGES = AHEAD + 1, PART = BN + 4;
+    float* shared, int block, const Window& in, const float* w, const Finish& finish, int T, int taps, int dilation) {
+  constexpr int BM = 8 * TM, BN = 4 * TN, AHEAD = 3, STAGES = AHEAD + 1, PART = BN + 4, STAGE = 4 * TN * 16;
   constexpr int ROOM = 2 * (BM + MOST) > STAGES * BM ? 2 * (BM + MOST) : STAGES * BM;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane % 8, g = lane / 8;
   const int N = finish.N, C = in.C, tiles = (T + BM - 1) / BM;
-  const int first = int(blockIdx.x) % tiles * BM, column = int(blockIdx.x) / tiles * BN;
+  const int first = block % tiles * BM, column = block / tiles * BN;
   const int rows = BM + in.past, valid = min(BM, T - first) + in.past;
-  __shared__ union {
-    struct { Pack<float, 4> rows[8][ROOM], factors[8][STAGES][4][TN]; } in;
-    float parts[8][8 * PART];
-  } shared;
-  const Place seen = place(shared.in.rows[warp]), factors = place(shared.in.factors[warp]);
-  constexpr int STAGE = 4 * TN * 16, END = STAGES * STAGE, LAST = ROOM * 16;
+  // Of each warp: ROOM rows of four channels, STAGES times 4 rows of w. Afterwards all have their sums there.
+  constexpr int END = STAGES * STAGE, LAST = ROOM * 16;
+  static_assert(8 * (LAST + END) <= SHARED && 8 * 8 * PART * 4 <= SHARED);
+  const Place seen = place(shared) + warp * (LAST + END), factors = seen + LAST;
   const int turn = 16 * rows;
 
   // Where the copies are: TN lanes for each of 4 rows of w.
@@ -79,7 +77,6 @@ __device__ void codec_tiles(
     }
     rows_at = rows_at + 2 * turn > LAST ? 0 : rows_at + turn;
   }
-  keep(in, T, kept, tiles * ((N + BN - 1) / BN));
   __syncthreads();
   #pragma unroll
   for (int i = 0; i < TM; ++i) {
@@ -88,13 +85,13 @@ __device__ void codec_tiles(
       Pack<float, 4> four;
       #pragma unroll
       for (int m = 0; m < 4; ++m) four.at[m] = sum[i][n + m];
-      *reinterpret_cast<Pack<float, 4>*>(&shared.parts[warp][r * PART + g * TN + n]) = four;
+      *reinterpret_cast<Pack<float, 4>*>(shared + (warp * 8 + r) * PART + g * TN + n) = four;
     }
     __syncthreads();
     const int at = threadIdx.x / BN, n = threadIdx.x % BN;
     if (at < 8 && first + 8 * i + at < T && column + n < N) {
       float value = 0;
-      for (int v = 0; v < 8; ++v) value += shared.parts[v][at * PART + n];
+      for (int v = 0; v < 8; ++v) value += shared[(v * 8 + at) * PART + n];
       finish(first + 8 * i + at, column + n, value);
     }
     __syncthreads();
