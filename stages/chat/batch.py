@@ -1,6 +1,6 @@
 """Rows that are decoded together, one token each a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +10,10 @@ from .events import Event
 from .model import ChatModel
 from .row import Row
 from .sampling import Sampler
+
+
+def never() -> bool:
+    return False
 
 
 class Batch:
@@ -26,6 +30,8 @@ class Batch:
         self._caches: kv.Caches = []
         self._inputs = mx.array([], mx.uint32)
         """The tokens [B] drawn last; for a new row the last one of its prompt."""
+        self._held = False
+        """Whether those are still to be queued."""
         self._sampler: Sampler | None = None
 
     def join(self, rows: Sequence[Row], caches: list[kv.Caches]) -> None:
@@ -61,8 +67,15 @@ class Batch:
         """Drop the rows of a request."""
         self._keep([n for n, row in enumerate(self.rows) if row.request.id != request])
 
-    def step(self) -> list[Event]:
-        """Queue one more token for every row, then read the ones queued before."""
+    def step(self, recalled: Callable[[], bool] = never) -> list[Event]:
+        """Queue one more token for every row, then read the ones queued before.
+
+        :param recalled: asked when they are ready to be queued; if the device is to be given back, the next step
+            does it, and whoever waits has no token to wait for that nobody reads yet.
+        """
+        if self._held:
+            mx.async_eval(self._inputs)
+            self._held = False
         pending = [row.drawn > 0 for row in self.rows]
         inputs, likelihoods = self._inputs, [row.likelihood for row in self.rows]
         if all(row.last for row in self.rows):
@@ -73,7 +86,7 @@ class Batch:
         # A grammar's mask depends on the token before it, so that one is read while the logits are computed.
         blind = not any(row.waits for row in self.rows)
         if blind:
-            self._draw(logits, pending)
+            self._draw(logits, pending, recalled)
         else:
             mx.async_eval(logits)
         events = self._read(inputs, pending, likelihoods)
@@ -83,10 +96,10 @@ class Batch:
             logits = logits if len(alive) == len(self.rows) else logits[mx.array(alive, mx.uint32)]
         self._keep(alive)
         if not blind and alive:
-            self._draw(logits, pending)
+            self._draw(logits, pending, recalled)
         return events
 
-    def _draw(self, logits: mx.array, pending: list[bool]) -> None:
+    def _draw(self, logits: mx.array, pending: list[bool], recalled: Callable[[], bool]) -> None:
         """Draw a token for every row from logits fp32 [B, V]; `pending` rows have one that is not counted yet."""
         rows = self.rows
         for n, row in enumerate(rows):
@@ -100,7 +113,9 @@ class Batch:
                 [row.adjust(logits[n]) if row.special else logits[n] for n, row in enumerate(rows)]
             )
         self._inputs = self._sampler(adjusted, [row.drawn for row in rows])
-        mx.async_eval(self._inputs)
+        self._held = recalled()
+        if not self._held:
+            mx.async_eval(self._inputs)
         for n, row in enumerate(rows):
             row.weigh(logits[n], self._inputs[n])
             row.drawn += 1

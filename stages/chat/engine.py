@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 
 import mlx.core as mx
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from ...bus.errors import RequestError
 from ...bus.messages import ChatDone, ChatFinished
 from . import kv
-from .batch import Batch
+from .batch import Batch, never
 from .draft import DraftBatch
 from .events import Delta, Event, Failed, Request, Started
 from .model import ChatModel, check_draft
@@ -194,14 +195,17 @@ class Engine:
         self._batches = deque(batch for batch in self._batches if batch.rows)
         return self.waiting + self.running < before
 
-    def step(self) -> list[Event]:
-        """Do one slice. A request that fails in it ends with `Failed`; the others go on."""
+    def step(self, recalled: Callable[[], bool] = never) -> list[Event]:
+        """Do one slice. A request that fails in it ends with `Failed`; the others go on.
+
+        :param recalled: whether the device is to be given back behind the slice, as far as is known by now.
+        """
         self._admit()
         reads = bool(self._prefills) and (self._decoded_last or not self._batches)
         self._decoded_last = not reads
         if reads:
             return self._read()
-        return self._decode() if self._batches else []
+        return self._decode(recalled) if self._batches else []
 
     def _admit(self) -> None:
         taken = len(self.rows()) + sum(one.request.n for one in self._prefills)
@@ -262,12 +266,12 @@ class Engine:
         self._batches.append(batch)
         return batch
 
-    def _decode(self) -> list[Event]:
+    def _decode(self, recalled: Callable[[], bool]) -> list[Event]:
         batch = self._batches.popleft()
         requests = list(dict.fromkeys(row.request.id for row in batch.rows))
         rows = list(batch.rows)
         try:
-            events = batch.step()
+            events = batch.step(recalled) if isinstance(batch, Batch) else batch.step()
         except Exception as error:  # the requests' boundary
             return [self._fail(request, error) for request in requests]
         if batch.rows:

@@ -79,7 +79,7 @@ class ChatStage:
                 for engine in busy:
                     async with self._party:
                         with self._progress:
-                            told = engine.step()
+                            told = engine.step(self._party.recalled)
                     for event in told:
                         await self._tell(event, outbox)
                     for _ in range(self._party.rounds):

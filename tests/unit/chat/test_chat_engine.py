@@ -13,7 +13,7 @@ from vivavoce.bus.errors import RequestError, StartError
 from vivavoce.bus.messages import Sampling
 from vivavoce.stages.chat.conversation import Conversation, compose, plain
 from vivavoce.stages.chat.engine import Engine, EngineOptions
-from vivavoce.stages.chat.events import Request
+from vivavoce.stages.chat.events import Delta, Request
 from vivavoce.stages.chat.model import KvOptions, check_draft
 from vivavoce.stages.chat.sampling import Sampler
 
@@ -361,3 +361,34 @@ def test_a_wrong_schema_is_refused(tiny_models: Any) -> None:
             tiny_models(),
             Conversation(messages=[{"role": "user", "content": "x"}], tools=TOOLS, tool_name="y"),
         )
+
+
+@pytest.mark.parametrize("kind", ["llama", "hybrid"])
+def test_a_token_that_is_held_back_is_the_next_steps(
+    tiny_models: Any, ask: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A recalled device is given nothing more to do; what is said stays the same."""
+    model = tiny_models(kind)
+    fields: dict[str, Any] = {"max_tokens": 12, "sampling": Sampling(temperature=0.8, seed=3), "n": 2}
+    alone = ask(Engine(model), [*range(20)], **fields).text
+    queued, queue = [0], mx.async_eval
+
+    def count(*arrays: mx.array) -> None:
+        queued[0] += 1
+        queue(*arrays)
+
+    monkeypatch.setattr(mx, "async_eval", count)
+    engine, text, held, counted = Engine(model), {0: "", 1: ""}, False, 0
+    engine.submit(request_of(model, "r", [*range(20)], **fields))
+    while engine.busy:
+        recalled = counted % 7 in (1, 2, 4)
+        decodes = any(not row.last for row in engine.rows())
+        queued[0] = 0
+        for event in engine.step(lambda recalled=recalled: recalled):
+            if isinstance(event, Delta):
+                text[event.choice] += event.text
+        if decodes:
+            assert queued[0] == held + (not recalled)
+            held, counted = recalled, counted + 1
+    assert counted == 12
+    assert text == alone
