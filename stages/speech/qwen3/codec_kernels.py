@@ -49,16 +49,20 @@ if (blockIdx.x == 0 && threadIdx.x == 0) {{
   *left = 0;
   *next = position[0] + frames;
 }}
+const Phase* const all = reinterpret_cast<const Phase*>(phases);
+const int count = phases_shape[0], ahead = 2;
+for (int p = 0; p < min(ahead, count); ++p) codec_expect(all[p], parameters);
 for (int t = blockIdx.x; t < frames; t += gridDim.x)
   codec_frame(
       t, tables, codes, position, frequencies, room, turn, groups, tables_shape[0] / groups, tables_shape[1],
       DIM / 2);
-for (int p = 0; p < phases_shape[0]; ++p) {{
-  const Phase phase = reinterpret_cast<const Phase*>(phases)[p];
+for (int p = 0; p < count; ++p) {{
+  const Phase phase = all[p];
   grid.meet();
   codec_phase(
       shared[0].at, phase, parameters, room, turn, position[0], phase.tail < 0 ? nullptr : olds[phase.tail],
       phase.tail < 0 ? nullptr : nows[phase.tail], pcm);
+  if (p + ahead < count) codec_expect(all[p + ahead], parameters);
 }}
 """
 

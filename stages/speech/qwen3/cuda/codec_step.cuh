@@ -54,4 +54,13 @@ __device__ void codec_phase(
       break;
   }
 }
+
+// Brings a layer's weights near while blocks meet or wait: as much of them as leaves room for others, line by line.
+__device__ inline void codec_expect(const Phase& phase, const float* parameters) {
+  constexpr int LINE = 32, MOST_LINES = 1 << 17;
+  if (phase.kind != FEW && phase.kind != MANY) return;
+  const int lines = min(phase.K * phase.N / LINE, MOST_LINES);
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < lines; i += gridDim.x * blockDim.x)
+    fetch(parameters + phase.w + i * LINE);
+}
 }
