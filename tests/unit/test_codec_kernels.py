@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 
-from vivavoce.stages.speech.qwen3 import codec_kernels, codec_layers, ops
+from vivavoce.stages.speech.qwen3 import codec_kernels, codec_layers, codec_step, ops
 from vivavoce.stages.speech.qwen3.codec_decoder import CodecDecoder, CodecState, PlainStep
 from vivavoce.stages.speech.qwen3.codec_kernels import (
     FEW,
@@ -197,3 +198,18 @@ def test_a_step_is_that_of_plain_operations_however_it_is_split(weights: RandomW
     _same(again, pcm)
     for one, other in zip((*same.tails, *same.cache), (*state.tails, *state.cache), strict=True):
         _same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("changed", "dtype"),
+    [
+        ({}, mx.bfloat16),
+        ({"latent_dim": 48}, mx.float32),
+        ({"decoder_dim": 32, "upsample_rates": [3, 2, 2, 2]}, mx.float32),
+        ({"head_dim": 24, "num_attention_heads": 4}, mx.float32),
+        ({"upsampling_ratios": [4, 4]}, mx.float32),
+    ],
+)
+def test_other_codecs_are_left_to_plain_operations(changed: dict[str, Any], dtype: mx.Dtype) -> None:
+    assert codec_step.serves(CONFIG, mx.float32)
+    assert not codec_step.serves(msgspec.structs.replace(CONFIG, **changed), dtype)

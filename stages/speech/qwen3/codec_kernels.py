@@ -35,8 +35,6 @@ STRAIGHT, GELU, NORMED, GATED = range(4)
 is in the layer's; that, and columns that are pairs of gate and up give silu(gate) * up."""
 NONE = -1
 _LAST_EACH = 4
-_TURN = 40
-"""What a turn of a tile's loop costs beside its products, in instructions of a lane."""
 _FOLDER = Path(__file__).parent / "cuda"
 _FILES = ("common", "grid", "codec", "codec_rows", "codec_tiles", "codec_frames", "codec_ends", "codec_step")
 _BODY = """
@@ -251,10 +249,14 @@ def _few(rows: int, outputs: int) -> tuple[int, int]:
 
 
 def _many(rows: int, outputs: int) -> tuple[int, int]:
-    """Which of `TILES`, and blocks, of a layer of many rows."""
+    """Which of `TILES`, and blocks, of a layer of many rows.
+
+    For a tap of four channels a lane has so many products, loads, and instructions for all else, about: see
+    `TAPS` in codec_tiles.cuh.
+    """
     blocks = [-(-rows // (8 * high)) * -(-outputs // (4 * wide)) for high, wide in TILES]
     cost = [
-        -(-count // kernels.blocks()) * (4 * high * wide + high + wide + _TURN)
+        -(-count // kernels.blocks()) * (4 * high * wide + high + wide + (16 if high * wide <= 16 else 28))
         for count, (high, wide) in zip(blocks, TILES, strict=True)
     ]
     size = cost.index(min(cost))

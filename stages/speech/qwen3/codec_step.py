@@ -32,6 +32,7 @@ def serves(config: CodecConfig, dtype: mx.Dtype) -> bool:
     for rate in config.upsample_rates:
         fits = fits and width % (32 if rows <= MOST else 8) == 0
         width, rows = width // 2, rows * rate
+    fits = fits and width % (32 if rows <= MOST else 4) == 0
     return fits and kernels.serve() and dtype == mx.float32
 
 
