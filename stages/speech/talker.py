@@ -5,10 +5,8 @@ When that code turns out to be the end, the one frame queued too many is dropped
 """
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import cast
 
 import anyio
@@ -17,82 +15,19 @@ import msgspec
 
 from ...bus.channel import Inbox, Outbox
 from ...bus.layout import Speech
-from ...bus.messages import (
-    Credit,
-    Ending,
-    Feedback,
-    Hidden,
-    Hold,
-    Message,
-    Prompt,
-    Rows,
-    Seam,
-    Speak,
-    StageTime,
-)
-from ...bus.schedule import Playout
+from ...bus.messages import Credit, Ending, Feedback, Hidden, Hold, Message, Prompt, Rows, Seam, Speak
 from ...bus.turns import SpeechParty
 from ...configs.voice_files import VoiceFiles
 from ..actor import Actor
 from ..arrays import array
 from .batches import batches
-from .chunks import sizes
 from .kept import Kept
 from .qwen3.model import Qwen3TTS
-from .qwen3.sampling import Sampling
 from .qwen3.talker import PREFIX_ROWS, Prefix, TalkerState
-
-SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd, so that no two parts of a text get the same seed."""
+from .utterance import Run, Utterance, step
 
 
-@dataclass
-class _Request:
-    speak: Speak
-    model: Qwen3TTS
-    credit: int
-    """Frames that may still be started."""
-    recent: deque[int]
-    """Code 0 of the last frames, for the repetition watchdog."""
-    run: "_Run | None" = None
-    """What the prompt sets off."""
-    waiting: deque[Prompt] = field(default_factory=deque[Prompt])
-    """Prompts of the text's later parts."""
-    parts_left: int = 0
-    """Parts that have not been begun."""
-    done: int = 0
-    """Frames of the parts that are spoken."""
-    text_tokens: int = 0
-    """Of those parts."""
-    sampling: Sampling = field(kw_only=True)
-    playout: Playout = field(kw_only=True)
-    prompted: StageTime | None = None
-    """What the stage `prompt` has spent."""
-
-
-@dataclass
-class _Run:
-    state: TalkerState
-    code0: mx.array
-    """Of the newest frame queued."""
-    trailing: mx.array
-    pad: mx.array
-    text_tokens: int
-    final: bool
-    """Whether `trailing` is the whole text."""
-    pause: float
-    """Seconds of silence before the next part."""
-    limit: int = 0
-    """Most frames that the request may have."""
-    frame: int = 0
-    """Number of the newest frame queued."""
-    going_on: bool = False
-    """Whether the newest frame has been seen not to be the end."""
-    parked: mx.array | None = None
-    """The next frame's input, while there is no credit or no text to start it."""
-
-
-class TalkerStage(Actor[_Request]):
+class TalkerStage(Actor[Utterance]):
     name = "talker"
 
     def __init__(
@@ -117,16 +52,11 @@ class TalkerStage(Actor[_Request]):
         )
         self._prefixes.load(models)
         self._rows = rows
-        self._ready: dict[str, _Request] = {}
+        self._ready: dict[str, Utterance] = {}
         """Those whose next frame may be begun."""
 
-    def open(self, speak: Speak) -> _Request:
-        recent: deque[int] = deque(maxlen=self._settings.repeat_limit_frames)
-        playout = Playout(sizes(self._settings, speak), speak.speed)
-        model = self._models[speak.model]
-        return _Request(
-            speak, model, speak.lookahead, recent, sampling=_sampling(model, speak), playout=playout
-        )
+    def open(self, speak: Speak) -> Utterance:
+        return Utterance.of(speak, self._models[speak.model], self._settings)
 
     async def run(self, inbox: Inbox, outbox: Outbox) -> None:
         if self._party.alone:
@@ -149,7 +79,7 @@ class TalkerStage(Actor[_Request]):
                 name = self._party.turn()
             await self.caught_up(outbox)
 
-    async def handle(self, state: _Request, message: Message, outbox: Outbox) -> None:
+    async def handle(self, state: Utterance, message: Message, outbox: Outbox) -> None:
         run = state.run
         if isinstance(message, Prompt | Rows):
             state.prompted = message.spent
@@ -165,9 +95,7 @@ class TalkerStage(Actor[_Request]):
                 run.parked = array(message.embedding)
             case Rows():
                 assert run is not None
-                run.trailing = mx.concatenate([run.trailing, array(message.rows)], axis=1)
-                run.text_tokens, run.final = run.text_tokens + message.text_tokens, message.final
-                run.limit = self._limit(state, run.text_tokens)
+                run.add(message)
             case Credit():
                 state.credit += message.frames
                 state.playout.taken(time.monotonic(), message.played_s)
@@ -176,15 +104,11 @@ class TalkerStage(Actor[_Request]):
         if run is not None:
             await self._advance(state, run, outbox)
 
-    async def _begin(self, request: _Request, message: Prompt, outbox: Outbox) -> None:
+    async def _begin(self, request: Utterance, message: Prompt, outbox: Outbox) -> None:
         """Frame 0 of a prompt, which is the first or that of the next part of a long text."""
         self._party.move(request.speak.request)
-        request.parts_left = request.parts_left or message.parts
-        done, part = request.done, message.parts - request.parts_left
-        # Each part draws from a key of its own; the first from the request's.
-        seed = (request.speak.seed + part * SEED_STEP) % 2**64
-        state, code0, hidden = self._start(request, message, seed)
-        request.run = _Run(
+        state, code0, hidden = self._start(request, message, request.next_seed(message.parts))
+        request.run = Run(
             state,
             code0,
             array(message.trailing),
@@ -193,12 +117,13 @@ class TalkerStage(Actor[_Request]):
             message.final,
             message.pause,
         )
-        request.run.limit = self._limit(request, message.text_tokens)
-        request.parts_left -= 1
         request.credit -= 1
-        await outbox.send(Hidden(request=request.speak.request, frame=done, hidden=hidden, code0=code0))
+        name, frame = request.speak.request, request.done
+        await outbox.send(Hidden(request=name, frame=frame, hidden=hidden, code0=code0))
 
-    def _start(self, request: _Request, message: Prompt, seed: int) -> tuple[TalkerState, mx.array, mx.array]:
+    def _start(
+        self, request: Utterance, message: Prompt, seed: int
+    ) -> tuple[TalkerState, mx.array, mx.array]:
         """Long prefixes go in a pass of their own, remembered or not, so that remembering changes no bit."""
         talker, sampling = request.model.talker, request.sampling
         prefill, static = array(message.prefill), message.static
@@ -210,7 +135,7 @@ class TalkerStage(Actor[_Request]):
             self._prefixes.put(request.speak, request.model, message.static_key, prefix)
         return talker.resume(prefix, prefill[:, static:], sampling, seed)
 
-    async def _advance(self, request: _Request, run: _Run, outbox: Outbox, *, granted: bool = False) -> None:
+    async def _advance(self, request: Utterance, run: Run, outbox: Outbox, *, granted: bool = False) -> None:
         name, playout = request.speak.request, request.playout
         if run.parked is None or name in self._ready:
             return
@@ -219,7 +144,7 @@ class TalkerStage(Actor[_Request]):
             if playout.heard:
                 self._party.still(name)
             return
-        if not run.final and run.frame >= run.trailing.shape[1]:
+        if run.starved:
             self._party.still(name)
             await self._wait_for_text(request, run, outbox)
             return
@@ -234,16 +159,16 @@ class TalkerStage(Actor[_Request]):
         async with self._party:
             ready = [request for name, request in self._ready.items() if name in self.requests]
             self._ready.clear()
-            for batch in batches(ready, _kind, self._rows):
+            for batch in batches(ready, lambda request: request.kind, self._rows):
                 names = [request.speak.request for request in batch]
-                for request, queued in await self._together(batch, names, _step, outbox):
+                for request, queued in await self._together(batch, names, step, outbox):
                     if (name := request.speak.request) in self.requests:
                         await self._attempt(name, self._stepped(request, *queued, outbox), outbox)
 
-    async def _stepped(self, request: _Request, code0: mx.array, hidden: mx.array, outbox: Outbox) -> None:
+    async def _stepped(self, request: Utterance, code0: mx.array, hidden: mx.array, outbox: Outbox) -> None:
         """A frame is queued behind the newest, which can be read now."""
-        run = _run(request)
-        if not run.going_on and (ending := self._ending(request, run)) is not None:
+        run = request.running
+        if not run.going_on and (ending := request.ending()) is not None:
             await self._end_part(request, run, ending, outbox)
             return
         run.frame, run.code0, run.going_on = run.frame + 1, code0, False
@@ -251,7 +176,7 @@ class TalkerStage(Actor[_Request]):
         frame = request.done + run.frame
         await outbox.send(Hidden(request=request.speak.request, frame=frame, hidden=hidden, code0=code0))
 
-    async def _end_part(self, request: _Request, run: _Run, ending: Ending, outbox: Outbox) -> None:
+    async def _end_part(self, request: Utterance, run: Run, ending: Ending, outbox: Outbox) -> None:
         """Go on with the next part of the text, or end."""
         most = request.speak.max_frames
         if ending.reason != "stop" or not request.parts_left:
@@ -267,78 +192,12 @@ class TalkerStage(Actor[_Request]):
             if request.waiting:
                 await self._begin(request, request.waiting.popleft(), outbox)
 
-    async def _wait_for_text(self, request: _Request, run: _Run, outbox: Outbox) -> None:
+    async def _wait_for_text(self, request: Utterance, run: Run, outbox: Outbox) -> None:
         if run.going_on:
             return
-        if (ending := self._ending(request, run)) is not None:
+        if (ending := request.ending()) is not None:
             await self.finish(ending, outbox)
         else:
             run.going_on = True
             frames = request.done + run.frame + 1
             await outbox.send(Hold(request=request.speak.request, frames=frames))
-
-    def _limit(self, request: _Request, text_tokens: int) -> int:
-        budget = int(self._settings.frames_floor + self._settings.frames_per_token * text_tokens)
-        most = request.speak.max_frames
-        return min(budget if most is None else most - request.done, request.model.max_frames, budget)
-
-    def _ending(self, request: _Request, run: _Run) -> Ending | None:
-        """How the request ends with the newest frame, None if it does not."""
-        code0 = cast(int, run.code0.item())
-        if code0 == request.model.config.talker_config.codec_eos_token_id:
-            reason, frames = "stop", run.frame
-        else:
-            request.recent.append(code0)
-            stuck = len(request.recent) == request.recent.maxlen and len(set(request.recent)) == 1
-            if not stuck and run.frame + 1 < run.limit:
-                return None
-            reason, frames = "length", run.frame + 1
-        return Ending(
-            request=request.speak.request,
-            reason=reason,
-            frames=request.done + frames,
-            text_tokens=request.text_tokens + run.text_tokens,
-            stages={} if request.prompted is None else {"prompt": request.prompted},
-        )
-
-
-def _kind(request: _Request) -> tuple[int, bool]:
-    """Equal for those that one step can serve."""
-    return id(request.model), request.sampling.nucleus
-
-
-def _run(request: _Request) -> _Run:
-    assert request.run is not None
-    return request.run
-
-
-def _text(run: _Run) -> mx.array:
-    """The next frame's row of text, [1, 1, H]: padding behind the last."""
-    row = run.trailing[:, run.frame : run.frame + 1]
-    return row if row.shape[1] else run.pad
-
-
-def _step(batch: list[_Request]) -> list[tuple[mx.array, mx.array]]:
-    """Queue the next frame of each: code 0 [1, 1] and hidden state [1, 1, H]."""
-    runs = [_run(request) for request in batch]
-    made = batch[0].model.talker.steps(
-        [run.state for run in runs],
-        [cast(mx.array, run.parked) for run in runs],
-        [_text(run) for run in runs],
-    )
-    for run, (state, _, _) in zip(runs, made, strict=True):
-        run.state, run.parked = state, None
-    queued = [(code0, hidden) for _, code0, hidden in made]
-    del made  # else the caches could not be written in place
-    mx.async_eval(queued)
-    return queued
-
-
-def _sampling(model: Qwen3TTS, speak: Speak) -> Sampling:
-    """The model's own settings, with what the request gives."""
-    given = {
-        name: value
-        for name in ("temperature", "top_k", "top_p", "repetition_penalty")
-        if (value := getattr(speak, name)) is not None
-    }
-    return msgspec.structs.replace(model.sampling, **given)
