@@ -1,5 +1,5 @@
 """Runs CUDA kernels on the CPU, for tests on machines without a GPU: what `mx.fast.cuda_kernel` makes, compiled
-with a C++ compiler and `cuda/on_cpu.h`. Arrays of float32, int32 and uint32 only."""
+with a C++ compiler and `cuda/on_cpu.h`. Arrays of float32, bfloat16, int32, uint32 and bool only."""
 
 import ctypes
 import hashlib
@@ -19,8 +19,16 @@ _NAMES: dict[Any, str] = {
     np.dtype(np.float32): "float",
     np.dtype(np.int32): "int",
     np.dtype(np.uint32): "unsigned",
+    np.dtype(np.uint16): "__nv_bfloat16",
+    np.dtype(np.bool_): "bool",
 }
-_TYPES: dict[mx.Dtype, Any] = {mx.float32: np.float32, mx.int32: np.int32, mx.uint32: np.uint32}
+_TYPES: dict[mx.Dtype, Any] = {
+    mx.float32: np.float32,
+    mx.int32: np.int32,
+    mx.uint32: np.uint32,
+    mx.bfloat16: np.uint16,
+    mx.bool_: np.bool_,
+}
 BLOCKS, THREADS, RECENT = 5, 64, 5
 _HEADER = Path(__file__).parent / "cuda" / "on_cpu.h"
 
@@ -40,6 +48,10 @@ def play(monkeypatch: pytest.MonkeyPatch, folders: pytest.TempPathFactory) -> No
     kernels._kernel.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
+def _bits(x: mx.array) -> Any:
+    return np.ascontiguousarray(np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x))
+
+
 class Kernel:
     """As `mx.fast.cuda_kernel` takes its arguments; compiled into `folder`."""
 
@@ -56,7 +68,7 @@ class Kernel:
         threadgroup: tuple[int, int, int],
         template: list[tuple[str, Any]] = [],  # noqa: B006
     ) -> list[mx.array]:
-        ins = [np.ascontiguousarray(np.array(x)) for x in inputs]
+        ins = [_bits(x) for x in inputs]
         types = [_TYPES[dtype] for dtype in output_dtypes]
         # Not zeros: what the kernel does not write must not look as if it were right.
         outs = [np.full(shape, 77, dtype) for shape, dtype in zip(output_shapes, types, strict=True)]
@@ -74,7 +86,7 @@ class Kernel:
                 arguments.append(f"shapes[{i}]")
                 shapes[i, : array.ndim] = array.shape
         constants = "".join(
-            f"using {name} = float;\n"
+            f"using {name} = {_NAMES[np.dtype(_TYPES[value])]};\n"
             if isinstance(value, mx.Dtype)
             else f"constexpr int {name} = {int(value)};\n"
             for name, value in template
@@ -88,7 +100,11 @@ class Kernel:
         )
         places = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for _, array in arrays))
         run(blocks, threadgroup[0], places, ctypes.c_void_p(shapes.ctypes.data))
-        return [mx.array(array) for array in outs]
+        made = [mx.array(array) for array in outs]
+        return [
+            array.view(dtype) if dtype == mx.bfloat16 else array
+            for array, dtype in zip(made, output_dtypes, strict=True)
+        ]
 
     def _compiled(self, source: str) -> Any:
         name = hashlib.sha256(source.encode()).hexdigest()

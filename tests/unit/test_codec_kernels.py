@@ -27,6 +27,7 @@ from vivavoce.stages.speech.qwen3.codec_kernels import (
 from vivavoce.stages.speech.qwen3.codec_layers import Conv, History, Snake, Upsample
 from vivavoce.stages.speech.qwen3.codec_parts import CodecParts
 from vivavoce.stages.speech.qwen3.config import CodecConfig
+from vivavoce.stages.speech.qwen3.kernels import TICKET
 from vivavoce.stages.speech.qwen3.weights import RandomWeights
 
 from .cuda_on_cpu import play
@@ -80,9 +81,9 @@ class _Alone(NamedTuple):
         step = Step(SIZES, self.tables, mx.zeros((SIZES.dim // 2,)), self.parameters)
         codes = mx.arange(first, first + count, dtype=mx.int32)[None, :, None]
         olds = [mx.zeros((1, 4)) if tail is None else tail]
-        position, ticket = mx.zeros((1,), mx.int32), mx.zeros((1,), mx.uint32)
+        position, ticket = mx.zeros((1,), mx.int32), mx.zeros((TICKET,), mx.uint32)
         _, _, nows, left, room = step.run(program, 1, codes, position, olds, ticket)
-        assert left.tolist() == [0]
+        assert left.tolist() == [0] * TICKET
 
         def rows(at: int) -> mx.array:
             return room[at : at + made.steps * made.channels].reshape(made.steps, made.channels)

@@ -43,10 +43,8 @@ Grid grid{{const_cast<unsigned*>(ticket)}};
 const float* const olds[] = {{{olds}}};
 float* const nows[] = {{{nows}}};
 const int frames = codes_shape[1], groups = codes_shape[2];
-if (blockIdx.x == 0 && threadIdx.x == 0) {{
-  *left = 0;
-  *next = position[0] + frames;
-}}
+if (blockIdx.x == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
+if (blockIdx.x == 0 && threadIdx.x == 0) *next = position[0] + frames;
 const Phase* const all = reinterpret_cast<const Phase*>(phases);
 const int count = phases_shape[0], ahead = 2;
 for (int p = 0; p < min(ahead, count); ++p) codec_expect(all[p], parameters);
@@ -302,7 +300,7 @@ class Step(NamedTuple):
                 *olds,
             ],
             output_shapes=[
-                *((1, samples), (1,), (1,), (program.room,), (steps, 2, half)),
+                *((1, samples), (1,), (kernels.TICKET,), (program.room,), (steps, 2, half)),
                 *(old.shape for old in olds),
             ],
             output_dtypes=[mx.float32, mx.int32, mx.uint32, *[mx.float32] * (2 + len(olds))],
@@ -318,7 +316,7 @@ def _kernel(sizes: Sizes, olds: int) -> Any:
     constants = [
         *(f"int HEADS = {sizes.heads}", f"int KV_HEADS = {sizes.kv_heads}", f"int DIM = {sizes.dim}"),
         *(f"int PAST = {sizes.past}", f"float EPS = {sizes.eps!r}f"),
-        *(f"int MOST = {PAST}", f"int LAST_EACH = {_LAST_EACH}"),
+        *(f"int MOST = {PAST}", f"int LAST_EACH = {_LAST_EACH}", f"int TICKET = {kernels.TICKET}"),
     ]
     told = "".join(f"constexpr {constant};\n" for constant in constants)
     header = f"namespace mlx::core::cu {{\n{told}}}\n"

@@ -42,9 +42,9 @@ const Layers<T> layers{qkv, out, gate_up, down, input_norm, output_norm};
 _STEP = """
 const int rows = x_shape[0];
 const Passed<T> passed(made, room, rows);
-int here[ROWS], begin[ROWS];
+int here[8], begin[8];
 for (int b = 0; b < rows; ++b) {{ here[b] = position[b]; begin[b] = base[b]; }}
-through<ROWS>(x, layers, passed, rows, grid, [&](int layer, int b, int query) {{
+through(x, layers, passed, rows, grid, [&](int layer, int b, int query) {{
   const T *old = nullptr, *recent = nullptr;
   T* now = nullptr;
   int positions = 0;
@@ -55,7 +55,7 @@ through<ROWS>(x, layers, passed, rows, grid, [&](int layer, int b, int query) {{
       here[b], begin[b], query, old + at * positions, positions, recent + at * RECENT, now + at * RECENT,
       passed.heard + b * HEADS * DIM);
 }});
-say<ROWS>(made, head, norm, logits, rows);
+say(made, head, norm, logits, rows);
 """
 _SELECT = "if (b == {b}) {{ old = old{b}; recent = recent{b}; now = now{b}; positions = old{b}_shape[3]; }}"
 _FRAME = """
@@ -73,14 +73,14 @@ if (own < rows) {
   if (threadIdx.x == 0) codes[own * GROUPS] = code0[own];
 }
 for (int at = 0; at < GROUPS; ++at) {
-  through<ROWS>(at == 0 ? start : given, layers, passed, rows, grid, [&](int layer, int b, int query) {
+  through(at == 0 ? start : given, layers, passed, rows, grid, [&](int layer, int b, int query) {
     T* past = kept + (size_t(b) * LAYERS + layer) * 2 * KV_HEADS * GROUPS * DIM;
     attend<T, GROUPS>(
         passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + at * DIM / 2, sin + at * DIM + DIM / 2,
         at, 0, query, nullptr, 0, past, past, passed.heard + b * HEADS * DIM);
   });
   if (at == 0) continue;
-  say<ROWS>(x, heads + size_t(at - 1) * VOCABULARY * HIDDEN, norm, logits, rows);
+  say(x, heads + size_t(at - 1) * VOCABULARY * HIDDEN, norm, logits, rows);
   grid.meet();
   if (own < rows) {
     const int code = choose<THREADS>(
@@ -219,12 +219,12 @@ class Stack(NamedTuple):
         :returns: rows [B, hidden] behind the last layer, logits float32 [B, V], `recent` with the position, ticket.
         """
         batch = len(caches)
-        # One kernel for a request alone, one for all larger batches, filled up with arrays that it does not touch.
-        missing = 0 if batch == 1 else WIDTHS[-1] - batch
+        # One kernel for all batches, filled up with arrays that it does not touch.
+        missing = WIDTHS[-1] - batch
         each = range(batch + missing)
         olds, recents, nows = ([f"{name}{b}" for b in each] for name in ("old", "recent", "now"))
         kernel = _kernel(
-            f"step_{len(each)}",
+            "step",
             ("grid", "product", "attention", "layers"),
             ("ticket", "x", "head", "norm", "cos", "sin", "position", "base", *_LAYERS, *olds, *recents),
             ("made", "logits", "room", "left", *nows),
@@ -242,7 +242,7 @@ class Stack(NamedTuple):
             output_dtypes=[x.dtype, mx.float32, x.dtype, mx.uint32, *[x.dtype] * len(each)],
             grid=(blocks() * THREADS, 1, 1),
             threadgroup=(THREADS, 1, 1),
-            template=[("T", x.dtype), ("ROWS", len(each)), ("THREADS", THREADS)],
+            template=[("T", x.dtype), ("THREADS", THREADS)],
         )
         return made, logits, now[:batch], left
 
@@ -268,10 +268,9 @@ class Stack(NamedTuple):
         :returns: codes int32 [B, G], ticket.
         """
         batch, (later, vocabulary, _) = start.shape[0], heads.shape
-        rows = 1 if batch == 1 else WIDTHS[-1]
         names = ("ticket", "start", "code0", "heads", "norm", "table", "cos", "sin", "drawn", "rank", "top_p")
         kernel = _kernel(
-            f"frame_{rows}",
+            "frame",
             ("grid", "product", "attention", "choice", "layers"),
             (*names, "temperature", *_LAYERS),
             ("codes", "x", "logits", "kept", "room", "left"),
@@ -291,7 +290,7 @@ class Stack(NamedTuple):
             output_dtypes=[mx.int32, start.dtype, mx.float32, start.dtype, start.dtype, mx.uint32],
             grid=(blocks() * THREADS, 1, 1),
             threadgroup=(THREADS, 1, 1),
-            template=[("T", start.dtype), ("ROWS", rows), ("THREADS", THREADS)],
+            template=[("T", start.dtype), ("THREADS", THREADS)],
         )
         return codes, left
 
@@ -302,7 +301,6 @@ class Stack(NamedTuple):
     def _defines(self, vocabulary: int) -> list[str]:
         count, qkv, hidden = self.qkv.shape
         dim, inner = self.head_norm.shape[2], self.down.shape[2]
-        warps = blocks() * THREADS // 32
         sizes = {
             "LAYERS": count,
             "HIDDEN": hidden,
@@ -314,19 +312,26 @@ class Stack(NamedTuple):
             "VOCABULARY": vocabulary,
             "WARPS": THREADS // 32,
             "TICKET": TICKET,
-            "EACH_QKV": _each(qkv, warps),
-            "EACH_OUT": _each(hidden, warps),
-            "EACH_GATE_UP": _each(2 * inner, warps, paired=True),
-            "EACH_DOWN": _each(hidden, warps),
-            "EACH_HEAD": _each(vocabulary, warps),
+            "QKV_TILE": _tile(qkv, hidden),
+            "OUT_TILE": _tile(hidden, self.heads * dim),
+            "GATE_UP_TILE": _tile(2 * inner, hidden),
+            "DOWN_TILE": _tile(hidden, inner),
+            "HEAD_TILE": _tile(vocabulary, hidden),
         }
         return [*(f"{name} {size}" for name, size in sizes.items()), f"EPS {self.eps!r}f"]
 
 
-def _each(rows: int, warps: int, *, paired: bool = False) -> int:
-    """Rows of a matrix that a warp sums together, so that the last warp is ready early."""
-    fitting = [each for each in ((2, 4, 6) if paired else (1, 2, 4)) if rows % each == 0]
-    return min(fitting, key=lambda each: (-(-rows // (each * warps)) * each, -each))
+def _tile(rows: int, columns: int) -> str:
+    """Rows of a matrix that are summed together, and warps that share them: the last block is ready early."""
+    warps = THREADS // 32
+
+    def longest(tile: int, split: int) -> tuple[int, int]:
+        rounds = -(-rows // (tile * (warps // split) * blocks()))
+        return rounds * tile * -(-columns // (32 * split)), rounds
+
+    splits = [1 << i for i in range(warps.bit_length())]
+    fitting = [(tile, split) for tile in (16, 8) if rows % tile == 0 for split in splits]
+    return "{}, {}".format(*min(fitting, key=lambda one: longest(*one)))
 
 
 def stack(layers: Sequence[Layer], heads: Sequence[Linear]) -> tuple[list[Layer], Stack | None]:
@@ -336,9 +341,9 @@ def stack(layers: Sequence[Layer], heads: Sequence[Linear]) -> tuple[list[Layer]
     heads behind the layers.
     """
     first, parts = layers[0], [_matrices(layer) for layer in layers]
-    # A lane of a warp loads 16 bytes and has the two halves of a head.
+    # Four lanes load 32 numbers of a row, and a lane has the two halves of a head.
     fits = serve() and first.head_dim % 64 == 0 and all(parts) and all(_plain(head) for head in heads)
-    if not fits or any(size % 8 for matrix in parts[0] for size in matrix.shape):
+    if not fits or any(size % 32 for matrix in parts[0] for size in matrix.shape):
         return list(layers), None
     matrices = [mx.stack([own[kind] for own in parts]) for kind in range(4)]
     norms = [
@@ -371,6 +376,30 @@ def _plain(linear: Linear) -> bool:
 def _norms(layer: Layer) -> tuple[mx.array | None, mx.array | None, mx.array]:
     both = mx.stack([layer.head_norm[0, 0], layer.head_norm[0, layer.heads]]).reshape(2, -1)
     return layer.input_norm, layer.output_norm, both
+
+
+def together(parts: Sequence[Sequence[mx.array]]) -> list[mx.array]:
+    """Arrays of B requests, each joined with the others' in its place along the first axis, by one launch: MLX would
+    copy each by itself."""
+    batch, first = len(parts), parts[0]
+    if batch == 1:
+        return list(first)
+    filled = [*parts, *parts[-1:] * (WIDTHS[-1] - batch)]
+    body = "".join(
+        f"{{ const auto* from = {' : '.join(f'b == {b} ? in{i}_{b}' for b in range(len(filled) - 1))}"
+        f" : in{i}_{len(filled) - 1};\n"
+        f"for (int i = threadIdx.x; i < {one.size}; i += blockDim.x) out{i}[b * {one.size} + i] = from[i]; }}\n"
+        for i, one in enumerate(first)
+    )
+    inputs = tuple(f"in{i}_{b}" for i in range(len(first)) for b in range(len(filled)))
+    outputs = tuple(f"out{i}" for i in range(len(first)))
+    return _kernel("together", (), inputs, outputs, "const int b = blockIdx.x;\n" + body)(
+        inputs=[one[i] for i in range(len(first)) for one in filled],
+        output_shapes=[(batch * one.shape[0], *one.shape[1:]) for one in first],
+        output_dtypes=[one.dtype for one in first],
+        grid=(THREADS * batch, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+    )
 
 
 def choose(logits: mx.array, drawn: mx.array, control: Controls, nucleus: bool) -> mx.array:

@@ -16,7 +16,7 @@ import mlx.core as mx
 from ...device import compiled
 from . import kernels
 from .config import ModelConfig
-from .kernels import Stack, filled_up, one_by_one
+from .kernels import Stack, filled_up, one_by_one, together
 from .layers import Layer
 from .ops import apart, attention, bias, joined, rms_norm, rotary
 from .sampling import Controls, noise, penalise, stacked
@@ -49,6 +49,10 @@ class TalkerState(NamedTuple):
     """int32 [1]: positions that the cache holds."""
     cached: int
     """`base` as the host knows it."""
+
+    def after(self, position: mx.array, seen: mx.array, frame: mx.array) -> "TalkerState":
+        """With one more position filled."""
+        return self._replace(position=position, seen=seen, frame=frame, filled=self.filled + 1)
 
 
 class CodeZero:
@@ -125,19 +129,21 @@ class Step(ABC):
         self,
         x: mx.array,
         logits: mx.array | None,
-        seen: tuple[mx.array, ...],
-        frames: tuple[mx.array, ...],
-        seeds: tuple[mx.array, ...],
-        control: tuple[Controls, ...],
+        position: mx.array,
+        seen: mx.array,
+        frame: mx.array,
+        key: mx.array,
+        control: Controls,
         nucleus: bool,
     ) -> Iterator[tuple[mx.array, ...]]:
-        """Last rows x [B, H] and what the head says of them, if known → seen, frame, code0, hidden of each."""
-        first, batch = self._first, x.shape[0]
+        """Last rows x [B, H], what the head says of them, if known, and what the states name, of all requests
+        → position, seen, frame, code0, hidden of each."""
+        first, batch, frame = self._first, x.shape[0], frame + 1
         hidden = first.hidden(x, batch)
         logits = first.logits(hidden, batch) if logits is None else logits
-        frame = joined(frames) + 1
-        code, marked = first.choose(logits, joined(seen), frame, joined(seeds), stacked(control), nucleus)
-        return zip(*(apart(part, batch) for part in (marked, frame, code, hidden[:, None])), strict=True)
+        code, seen = first.choose(logits, seen, frame, key, control, nucleus)
+        made = position + 1, seen, frame, code, hidden[:, None]
+        return zip(*(apart(part, batch) for part in made), strict=True)
 
 
 class PlainStep(Step):
@@ -153,15 +159,16 @@ class PlainStep(Step):
         rows = [one[:6] for one in states]
         made = self._traced[states[0].nucleus](rows, embeddings, texts)
         return [
-            (_after(one, seen, frame)._replace(cache=cache), code, hidden)
-            for one, (cache, seen, frame, code, hidden) in zip(states, made, strict=True)
+            (one.after(*now)._replace(cache=cache), code, hidden)
+            for one, (cache, *now, code, hidden) in zip(states, made, strict=True)
         ]
 
     def _trace(self, nucleus: bool) -> Callable[..., list[Any]]:
         def step(rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]) -> list[Any]:
-            caches, positions, seen, frames, seeds, control = zip(*rows, strict=True)
+            caches, positions, *others, controls = zip(*rows, strict=True)
             x = (joined(embeddings) + joined(texts))[:, 0]
-            cos, sin = rotary(joined(positions), self._dim, self._theta)
+            position = joined(positions)
+            cos, sin = rotary(position, self._dim, self._theta)
             unseen = [
                 bias(mx.arange(cache[0].shape[2]) <= position, x.dtype)[None]
                 for cache, position in zip(caches, positions, strict=True)
@@ -176,7 +183,8 @@ class PlainStep(Step):
                     keys, values = mx.split(now, 2)
                     heard.append(attention(query, keys, values, unseen[b]))
                 x = layer.finish(x, joined(heard), len(rows))
-            chosen = self._chosen(x, None, seen, frames, seeds, control, nucleus)
+            states = map(joined, others)
+            chosen = self._chosen(x, None, position, *states, stacked(controls), nucleus)
             return [(now, *out) for now, out in zip(written, chosen, strict=True)]
 
         return step
@@ -204,8 +212,8 @@ class KernelStep(Step):
         traced = self._traced[states[0].nucleus]
         made = traced(filled_up(rows), filled_up(embeddings), filled_up(texts))
         return [
-            (_after(one, seen, frame)._replace(recent=recent), code, hidden)
-            for one, (recent, seen, frame, code, hidden) in zip(states, made, strict=False)
+            (one.after(*now)._replace(recent=recent), code, hidden)
+            for one, (recent, *now, code, hidden) in zip(states, made, strict=False)
         ]
 
     def settled(self, state: TalkerState) -> TalkerState:
@@ -217,21 +225,21 @@ class KernelStep(Step):
         def step(
             ticket: mx.array, rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]
         ) -> tuple[list[Any], mx.array]:
-            caches, recent, bases, positions, seen, frames, seeds, control = zip(*rows, strict=True)
-            x = (joined(embeddings) + joined(texts))[:, 0]
-            position = joined(positions)
+            caches, recents, *others, controls = zip(*rows, strict=True)
+            small = zip(embeddings, texts, *others, *zip(*controls, strict=True), strict=True)
+            embedding, text, base, position, seen, frame, key, *control = together(list(small))
             x, logits, written, ticket = self._stack.step(
                 self._head,
                 self._first.norm,
-                x,
+                (embedding + text)[:, 0],
                 rotary(position, self._dim, self._theta),
                 position,
-                joined(bases),
+                base,
                 [cache for (cache,) in caches],
-                list(recent),
+                list(recents),
                 ticket,
             )
-            chosen = self._chosen(x, logits, seen, frames, seeds, control, nucleus)
+            chosen = self._chosen(x, logits, position, seen, frame, key, Controls(*control), nucleus)
             return [(now, *out) for now, out in zip(written, chosen, strict=True)], ticket
 
         return step
@@ -239,7 +247,3 @@ class KernelStep(Step):
 
 def _moved(cache: list[mx.array], recent: mx.array, base: mx.array) -> list[mx.array]:
     return [mx.slice_update(cache[0], recent, base, axes=(3,))]
-
-
-def _after(state: TalkerState, seen: mx.array, frame: mx.array) -> TalkerState:
-    return state._replace(position=state.position + 1, seen=seen, frame=frame, filled=state.filled + 1)

@@ -207,3 +207,37 @@ To same_bits(From from) {
 inline unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return same_bits<float>(x); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+
+struct __half;
+struct __nv_bfloat16 {
+  uint16_t bits = 0;
+  __nv_bfloat16() = default;
+  explicit __nv_bfloat16(float x) {  // to the nearest, ties to even
+    const unsigned whole = __float_as_uint(x);
+    bits = (whole + 0x7fff + (whole >> 16 & 1)) >> 16;
+  }
+  operator float() const { return __uint_as_float(unsigned(bits) << 16); }
+};
+
+// What a tensor core does for a warp: d = a b + d, a [16, 16], b [16, 8].
+template <typename T>
+void play_multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  const unsigned lane = threadIdx.x % 32, begin = threadIdx.x - lane, g = lane / 4, t = lane % 4;
+  static unsigned as[1024][4], bs[1024][2];
+  std::memcpy(as[threadIdx.x], a, sizeof(a));
+  std::memcpy(bs[threadIdx.x], b, sizeof(b));
+  block->meet(block->warps[threadIdx.x / 32]);
+  const auto number = [](unsigned pair, int which) {
+    T made;
+    made.bits = which ? pair >> 16 : pair;
+    return float(made);
+  };
+  for (int i = 0; i < 4; ++i) {
+    const unsigned row = g + 8 * (i / 2), column = 2 * t + i % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned *of_a = as[begin + row % 8 * 4 + k % 8 / 2], *of_b = bs[begin + column * 4 + k % 8 / 2];
+      d[i] += number(of_a[row / 8 + 2 * (k / 8)], k % 2) * number(of_b[k / 8], k % 2);
+    }
+  }
+  block->meet(block->warps[threadIdx.x / 32]);
+}

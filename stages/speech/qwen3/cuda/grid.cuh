@@ -19,10 +19,7 @@ struct Grid {
   }
 };
 
-// Warps are counted across the blocks, so that few tasks are spread over all of them.
-__device__ inline int first_task() { return threadIdx.x / 32 * gridDim.x + blockIdx.x; }
-__device__ inline int tasks_apart() { return blockDim.x / 32 * gridDim.x; }
-
+// Has a line brought near that a block will need once all have met.
 __device__ inline void fetch(const void* line) {
 #ifdef __CUDA_ARCH__
   asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
