@@ -379,8 +379,10 @@ def _norms(layer: Layer) -> tuple[mx.array | None, mx.array | None, mx.array]:
 
 
 def together(parts: Sequence[Sequence[mx.array]]) -> list[mx.array]:
-    """Arrays of B requests, each joined with the others' in its place along the first axis, by one launch: MLX would
-    copy each by itself."""
+    """Arrays of B requests, each joined with the others' in its place along the first axis.
+
+    One launch does it; MLX would copy each array by itself.
+    """
     batch, first = len(parts), parts[0]
     if batch == 1:
         return list(first)

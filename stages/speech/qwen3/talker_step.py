@@ -183,8 +183,8 @@ class PlainStep(Step):
                     keys, values = mx.split(now, 2)
                     heard.append(attention(query, keys, values, unseen[b]))
                 x = layer.finish(x, joined(heard), len(rows))
-            states = map(joined, others)
-            chosen = self._chosen(x, None, position, *states, stacked(controls), nucleus)
+            seen, frame, key = map(joined, others)
+            chosen = self._chosen(x, None, position, seen, frame, key, stacked(controls), nucleus)
             return [(now, *out) for now, out in zip(written, chosen, strict=True)]
 
         return step
