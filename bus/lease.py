@@ -99,14 +99,15 @@ class LeaseLine:
         self._socket.connect(address)
         self._decode = wire.Decoder(Told)
         self._loop = asyncio.get_running_loop()
-        self._fd = self._socket.get(zmq.FD)
+        self.fd = self._socket.get(zmq.FD)
+        """Readable when something may have come."""
 
     def open(self, party: Party) -> None:
         self._party = party
-        self._loop.add_reader(self._fd, self.look)
+        self._loop.add_reader(self.fd, self.look)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._fd)
+        self._loop.remove_reader(self.fd)
         self._socket.close()
 
     def tell(self, said: Said) -> None:
@@ -142,7 +143,7 @@ async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator
 
         def make(
             tells: Mapping[str, Callable[[Said], object]],
-            drain: Callable[[], None],
+            drain: Callable[[], None] | None = None,
             look: Callable[[], None] = lambda: None,
         ) -> Parties:
             rounds = ROUNDS if len(layout.families(process)) == len(FAMILIES) else 1
@@ -155,7 +156,7 @@ async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator
 
         match layout.sharing(process):
             case None:
-                yield make({}, drain)
+                yield make({})
             case "thread":
 
                 def tell(family: str, told: Told) -> None:
@@ -163,7 +164,7 @@ async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator
 
                 arbiter = LoopArbiter(schedule, tell, rest="speech")
                 # Both queue on one stream, in the order of their turns: nothing has to be waited for.
-                made = make({family: partial(arbiter.hear, family) for family in FAMILIES}, lambda: None)
+                made = make({family: partial(arbiter.hear, family) for family in FAMILIES})
                 yield made
             case "lease":
                 lines = {

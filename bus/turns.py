@@ -35,7 +35,7 @@ class Party:
         *,
         look: Callable[[], None] = lambda: None,
         rounds: int = 1,
-        drain: Callable[[], None] = lambda: None,
+        drain: Callable[[], None] | None = None,
         trace: Trace = lambda _what, _begun, _ended: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -43,7 +43,8 @@ class Party:
         :param tell: takes what is said to the arbiter.
         :param look: takes what the arbiter has told by now, without a turn of the loop.
         :param rounds: turns of the loop to be left to others between two slices.
-        :param drain: waits for what is queued on the device, before that is given to another process.
+        :param drain: waits for what is queued on the device, before that is given to another process; None where
+            all queue on one stream.
         """
         self.alone = self.held = tell is None
         self.rounds = rounds
@@ -110,9 +111,9 @@ class Party:
         self._settle()
 
     def recalled(self) -> bool:
-        """Whether the device is to be given back behind the slice that is under way, as far as is known by now."""
+        """Whether another process waits for the device, and for what is queued on it, as far as is known by now."""
         self._look()
-        return self._wanted_since is not None
+        return self._drain is not None and self._wanted_since is not None
 
     @property
     def waiting_s(self) -> float:
@@ -139,7 +140,8 @@ class Party:
             self._tell(Ask(None if due == math.inf else max(due - now, 0.0)))
 
     def _give_up(self) -> None:
-        self._drain()
+        if self._drain is not None:
+            self._drain()
         if self._wanted_since is not None:
             self._trace("handover", self._wanted_since, self._clock())
         self._part()

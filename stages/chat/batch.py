@@ -30,7 +30,7 @@ class Batch:
         self._caches: kv.Caches = []
         self._inputs = mx.array([], mx.uint32)
         """The tokens [B] drawn last; for a new row the last one of its prompt."""
-        self._held = False
+        self.held = False
         """Whether those are still to be queued."""
         self._sampler: Sampler | None = None
 
@@ -73,9 +73,9 @@ class Batch:
         :param recalled: asked when they are ready to be queued; if the device is to be given back, the next step
             does it, and whoever waits has no token to wait for that nobody reads yet.
         """
-        if self._held:
+        if self.held:
             mx.async_eval(self._inputs)
-            self._held = False
+            self.held = False
         pending = [row.drawn > 0 for row in self.rows]
         inputs, likelihoods = self._inputs, [row.likelihood for row in self.rows]
         if all(row.last for row in self.rows):
@@ -113,8 +113,8 @@ class Batch:
                 [row.adjust(logits[n]) if row.special else logits[n] for n, row in enumerate(rows)]
             )
         self._inputs = self._sampler(adjusted, [row.drawn for row in rows])
-        self._held = recalled()
-        if not self._held:
+        self.held = recalled()
+        if not self.held:
             mx.async_eval(self._inputs)
         for n, row in enumerate(rows):
             row.weigh(logits[n], self._inputs[n])

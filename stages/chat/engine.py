@@ -198,14 +198,25 @@ class Engine:
     def step(self, recalled: Callable[[], bool] = never) -> list[Event]:
         """Do one slice. A request that fails in it ends with `Failed`; the others go on.
 
-        :param recalled: whether the device is to be given back behind the slice, as far as is known by now.
+        :param recalled: whether another process waits for what is queued on the device, as far as is known by now.
         """
         self._admit()
         reads = bool(self._prefills) and (self._decoded_last or not self._batches)
         self._decoded_last = not reads
         if reads:
             return self._read()
-        return self._decode(recalled) if self._batches else []
+        return self._advance(self._batches[0], recalled) if self._batches else []
+
+    def wind_up(self) -> list[Event]:
+        """Read the tokens that are queued, before the device is given to another process.
+
+        Meanwhile the next ones are made ready: the device begins with them at once when it comes back.
+        """
+        told: list[Event] = []
+        for batch in [one for one in self._batches if isinstance(one, Batch) and not one.held]:
+            if batch in self._batches:  # a request that failed takes its other rows with it
+                told += self._advance(batch, lambda: True)
+        return told
 
     def _admit(self) -> None:
         taken = len(self.rows()) + sum(one.request.n for one in self._prefills)
@@ -266,8 +277,8 @@ class Engine:
         self._batches.append(batch)
         return batch
 
-    def _decode(self, recalled: Callable[[], bool]) -> list[Event]:
-        batch = self._batches.popleft()
+    def _advance(self, batch: Batch | DraftBatch, recalled: Callable[[], bool]) -> list[Event]:
+        self._batches.remove(batch)
         requests = list(dict.fromkeys(row.request.id for row in batch.rows))
         rows = list(batch.rows)
         try:

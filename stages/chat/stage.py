@@ -80,6 +80,8 @@ class ChatStage:
                     async with self._party:
                         with self._progress:
                             told = engine.step(self._party.recalled)
+                            if self._party.recalled():
+                                told += engine.wind_up()
                     for event in told:
                         await self._tell(event, outbox)
                     for _ in range(self._party.rounds):

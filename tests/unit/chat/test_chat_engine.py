@@ -367,7 +367,7 @@ def test_a_wrong_schema_is_refused(tiny_models: Any) -> None:
 def test_a_token_that_is_held_back_is_the_next_steps(
     tiny_models: Any, ask: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A recalled device is given nothing more to do; what is said stays the same."""
+    """A recalled device is given nothing more to do, and what was queued is read; what is said stays the same."""
     model = tiny_models(kind)
     fields: dict[str, Any] = {"max_tokens": 12, "sampling": Sampling(temperature=0.8, seed=3), "n": 2}
     alone = ask(Engine(model), [*range(20)], **fields).text
@@ -384,11 +384,18 @@ def test_a_token_that_is_held_back_is_the_next_steps(
         recalled = counted % 7 in (1, 2, 4)
         decodes = any(not row.last for row in engine.rows())
         queued[0] = 0
-        for event in engine.step(lambda recalled=recalled: recalled):
-            if isinstance(event, Delta):
-                text[event.choice] += event.text
+        events = engine.step(lambda recalled=recalled: recalled)
         if decodes:
             assert queued[0] == held + (not recalled)
             held, counted = recalled, counted + 1
-    assert counted == 12
+        if counted % 5 == 4:
+            queued[0], read = 0, sum(row.taken for row in engine.rows())
+            events += engine.wind_up()
+            assert queued[0] == 0
+            assert sum(row.taken for row in engine.rows()) == read + 2 * (not held)
+            counted, held = counted + (not held), True
+        for event in events:
+            if isinstance(event, Delta):
+                text[event.choice] += event.text
+    assert counted >= 12
     assert text == alone
