@@ -107,7 +107,6 @@ class Party:
         if not self._users and self._began is not None:
             self._trace("use", self._began, self._clock())
             self._began = None
-        self._look()
         self._settle()
 
     def recalled(self) -> bool:
