@@ -142,7 +142,6 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
 def _speech(
     station: Station, progress: Progress, notify: Callable[[Notice], None], party: SpeechParty
 ) -> Loaded:
-    from .speech.batches import widest
     from .speech.code_predictor import CodePredictorStage
     from .speech.codec_decoder import CodecDecoderStage
     from .speech.prompt import PromptStage
@@ -151,7 +150,7 @@ def _speech(
     from .speech.talker import TalkerStage
 
     layout: Layout = station.layout
-    rows = widest(layout.speech)
+    rows = layout.speech.rows
     models, infos = {}, []
     for source in layout.speech.models:
         name, where = split_name(source)

@@ -55,9 +55,12 @@ class CodePredictorStage(Actor[_Request]):
     async def caught_up(self, outbox: Outbox) -> None:
         """The frames that wait, those of one model together; first frames ahead of the others."""
         waiting, self._waiting = self._waiting, []
-        for batch in batches(waiting, lambda each: (each[1].frame > 0, id(each[0].model)), self._rows):
+        for batch in batches(waiting, lambda each: (each[1].frame > 0, id(each[0].model)), self._most):
             async with self._party:
                 await self._predict(batch, outbox)
+
+    def _most(self, each: tuple[_Request, Hidden]) -> int:
+        return min(self._rows, each[0].model.predictor.widest)
 
     async def _predict(self, batch: list[tuple[_Request, Hidden]], outbox: Outbox) -> None:
         names = [message.request for _, message in batch]

@@ -159,11 +159,14 @@ class TalkerStage(Actor[Utterance]):
         async with self._party:
             ready = [request for name, request in self._ready.items() if name in self.requests]
             self._ready.clear()
-            for batch in batches(ready, lambda request: request.kind, self._rows):
+            for batch in batches(ready, lambda request: request.kind, self._most):
                 names = [request.speak.request for request in batch]
                 for request, queued in await self._together(batch, names, step, outbox):
                     if (name := request.speak.request) in self.requests:
                         await self._attempt(name, self._stepped(request, *queued, outbox), outbox)
+
+    def _most(self, request: Utterance) -> int:
+        return min(self._rows, request.model.talker.widest)
 
     async def _stepped(self, request: Utterance, code0: mx.array, hidden: mx.array, outbox: Outbox) -> None:
         """A frame is queued behind the newest, which can be read now."""

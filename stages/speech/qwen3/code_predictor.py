@@ -63,8 +63,11 @@ class CodePredictor:
         self._frame: dict[bool, Callable[..., Any]] = {
             flag: compiled(self._framer(flag)) for flag in (False, True)
         }
-        self._launches = stack is not None and own.vocab_size <= kernels.CHOICES
-        if stack and self._launches:
+        stack = stack if own.vocab_size <= kernels.CHOICES else None
+        self.widest = kernels.widest(stack)
+        """Requests whose frames may be computed together."""
+        self._launches = stack is not None
+        if stack:
             self._frame[False] = kernels.one_by_one(compiled(self._launcher(stack, cos, sin)))
 
     def frame(

@@ -9,6 +9,7 @@ order however many rows there are: a request computed beside others gives the bi
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from ...device import backend, plain
+from ...device import backend, on_cpu, plain
 from . import sampling
 from .layers import Layer
 from .sampling import Controls, Sampling
@@ -102,13 +103,24 @@ Item = TypeVar("Item")
 
 
 def serve() -> bool:
-    """Whether this device runs them."""
-    return backend() == "cuda" and not plain("kernels")
+    """Whether this device runs them: NVIDIA GPUs from Ampere on, which have tensor cores for bf16."""
+    if backend() != "cuda" or plain("kernels"):
+        return False
+    return int(mx.device_info().get("compute_capability_major", 8)) >= 8
 
 
 def nucleus(given: Sampling) -> bool:
     """Whether top-p needs a trace of its own; `choose` has it in every trace where kernels serve."""
     return given.nucleus and not serve()
+
+
+def widest(stack: "Stack | None") -> int:
+    """How many requests a step may have.
+
+    On a CPU and with our kernels none of them changes a bit of another: each row of a product is summed in the same
+    order, however many rows there are. MLX's kernels promise nothing like it, so with them requests go alone.
+    """
+    return sys.maxsize if on_cpu() else WIDTHS[-1] if stack else 1
 
 
 def filled_up(parts: list[Item]) -> list[Item]:
@@ -386,7 +398,7 @@ def together(parts: Sequence[Sequence[mx.array]]) -> list[mx.array]:
     batch, first = len(parts), parts[0]
     if batch == 1:
         return list(first)
-    filled = [*parts, *parts[-1:] * (WIDTHS[-1] - batch)]
+    filled = [*parts, *[parts[-1]] * (WIDTHS[-1] - batch)]
     body = "".join(
         f"{{ const auto* from = {' : '.join(f'b == {b} ? in{i}_{b}' for b in range(len(filled) - 1))}"
         f" : in{i}_{len(filled) - 1};\n"

@@ -154,7 +154,10 @@ class Qwen3TTS:
                 return [*self.talker.warming(self.sampling, row.shape[2], rows, prefixes=prefixes)]
             case "code_predictor":
                 one = row, codes[:, :1], request_key(0), frame
-                return [partial(self._warm_predictor, *one, wide) for wide in widths(rows)]
+                return [
+                    partial(self._warm_predictor, *one, wide)
+                    for wide in widths(min(rows, self.predictor.widest))
+                ]
             case _:
                 counts = [mx.tile(codes[:, None], (1, count, 1)) for count in STEPS]
                 return [partial(self._warm_codec, some) for some in counts]

@@ -58,6 +58,8 @@ class Talker:
         self._resume = {flag: compiled(self._resumer(flag)) for flag in (False, True)}
         given = self.first, self._dim, self._theta
         self._step = KernelStep(stack, *given) if stack else PlainStep(self._layers, *given)
+        self.widest = kernels.widest(stack)
+        """Requests whose frames may be computed together."""
         room = (
             (len(self._layers), 2, talker.num_key_value_heads, kernels.RECENT, self._dim) if stack else (0,)
         )
@@ -156,7 +158,11 @@ class Talker:
             prompts = [PROMPT_ROWS << i for i in range((WARM // PROMPT_ROWS).bit_length() - 1)]
             steps = [partial(started, length) for length in prompts]
             sizes = [BUCKET << i for i in range((WARM // BUCKET).bit_length())]
-            steps += [partial(stepped, size, wide) for size in sizes for wide in kernels.widths(rows)]
+            steps += [
+                partial(stepped, size, wide)
+                for size in sizes
+                for wide in kernels.widths(min(rows, self.widest))
+            ]
             pairs = [(length, more) for length in prompts for more in prompts if length + more <= WARM]
         return [*steps, *(partial(resumed, *pair) for pair in pairs if prefixes)]
 
