@@ -46,6 +46,8 @@ PROMPT = Prompt(request="r", prefill=ROW, trailing=mx.zeros((1, 0, 4)), pad=ROW,
 class _Talker:
     """Yields scripted group-0 codes; the state is the number of frames begun."""
 
+    widest = 8
+
     def __init__(self, codes: list[int]) -> None:
         self.codes = codes
         self.begun = 0
@@ -233,9 +235,14 @@ async def _three(bench: _Bench, pad: mx.array = ROW) -> None:
     await bench.give(*(replace(_feedback(0), request=name) for name in "abc"))
 
 
-@pytest.mark.parametrize(("rows", "together"), [(8, [3]), (2, [2, 1]), (1, [1, 1, 1])])
-async def test_requests_that_are_ready_are_stepped_together(rows: int, together: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("rows", "widest", "together"), [(8, 8, [3]), (2, 8, [2, 1]), (8, 2, [2, 1]), (1, 8, [1, 1, 1])]
+)
+async def test_requests_that_are_ready_are_stepped_together(
+    rows: int, widest: int, together: list[int]
+) -> None:
     model = _model([5] * 10)
+    model.talker.widest = widest
     stage = TalkerStage({"m": model}, Speech(), nullcontext(), rows=rows)
     async with _running(stage, "talker") as bench:
         await _three(bench)
