@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from vivavoce.stages import device
-from vivavoce.stages.speech.qwen3 import codec_step, kernels
+from vivavoce.stages.speech.qwen3 import codec_step, launch
 from vivavoce.stages.speech.qwen3.codec_decoder import STEPS, CodecDecoder, CodecState, PlainStep
 from vivavoce.stages.speech.qwen3.codec_kernels import FEW, MANY, MIX, Phase
 from vivavoce.stages.speech.qwen3.codec_parts import CodecParts
@@ -66,7 +66,7 @@ def check(plain: PlainStep, fast: CodecStep, start: CodecState) -> bool:
     config = plain.config
     codes = mx.random.randint(0, config.codebook_size, (1, FRAMES, config.num_quantizers))
     wanted, _ = through(plain, codes, start, [FRAMES])
-    found = [through(kernels.one_by_one(fast), codes, start, split)[0] for split in SPLITS]
+    found = [through(launch.one_by_one(fast), codes, start, split)[0] for split in SPLITS]
     off = [
         float(np.abs(one - other).max() / np.abs(other).max())
         for one, other in zip(found[0], wanted, strict=True)
@@ -97,7 +97,7 @@ def measure(plain: PlainStep, fast: CodecStep, start: CodecState) -> None:
     for frames in sorted(STEPS):
         codes = mx.zeros((1, frames, plain.config.num_quantizers), mx.int32)
         took = list[str]()
-        ways = {"plain": device.compiled(plain), "kernel": kernels.one_by_one(device.compiled(fast))}
+        ways = {"plain": device.compiled(plain), "kernel": launch.one_by_one(device.compiled(fast))}
         for name, run in ways.items():
             state = start
 
@@ -126,7 +126,7 @@ def measure_phases(fast: CodecStep, start: CodecState, frames: int) -> None:
             pcm, _, _, left, _ = fast.step.run(program, samples, codes, start.position, olds, ticket)
             return pcm, left
 
-        return timed(kernels.one_by_one(once), 5)[1] * 1e3
+        return timed(launch.one_by_one(once), 5)[1] * 1e3
 
     empty = Phase(MIX, 0, 0, 0, 4, 4, 0)
     meeting = (took([empty] * 1000) - took([])) / 1000

@@ -18,7 +18,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")  # or the plain products have ten 
 import mlx.core as mx
 
 from vivavoce.stages import device
-from vivavoce.stages.speech.qwen3 import kernels, sampling
+from vivavoce.stages.speech.qwen3 import kernels, launch, sampling
 from vivavoce.stages.speech.qwen3.checkpoint import random_weights
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
 from vivavoce.stages.speech.qwen3.sampling import Sampling
@@ -64,7 +64,7 @@ def speak(
 
 def check_formulas(size: str) -> bool:
     fast = random_weights(size, "fp32")
-    os.environ["VIVAVOCE_PLAIN"] = "kernels"
+    os.environ["VIVAVOCE_PLAIN"] = "kernels,compile"
     plain = random_weights(size, "fp32")
     right = speak(plain, [1], FRAMES)
     del os.environ["VIVAVOCE_PLAIN"]
@@ -140,7 +140,7 @@ def timed(make: Callable[[], Any], times: int = 50) -> float:
 
 def main() -> int:
     device.setup()
-    if not kernels.serve():
+    if not launch.serve():
         print(
             "This machine has no CUDA backend of MLX, or VIVAVOCE_PLAIN names the kernels.", file=sys.stderr
         )

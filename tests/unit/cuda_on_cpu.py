@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vivavoce.stages.speech.qwen3 import kernels, layers
+from vivavoce.stages.speech.qwen3 import kernels, launch, layers
 
 _NAMES: dict[Any, str] = {
     np.dtype(np.float32): "float",
@@ -40,12 +40,12 @@ def play(monkeypatch: pytest.MonkeyPatch, folders: pytest.TempPathFactory) -> No
     folder = folders.getbasetemp() / "kernels"
     folder.mkdir(exist_ok=True)
     monkeypatch.setattr(mx.fast, "cuda_kernel", partial(Kernel, folder), raising=False)
-    monkeypatch.setattr(kernels, "serve", lambda: True)
-    monkeypatch.setattr(kernels, "blocks", lambda: BLOCKS)
-    monkeypatch.setattr(kernels, "THREADS", THREADS)
+    monkeypatch.setattr(launch, "serve", lambda: True)
+    monkeypatch.setattr(launch, "blocks", lambda: BLOCKS)
+    monkeypatch.setattr(launch, "THREADS", THREADS)
     monkeypatch.setattr(kernels, "RECENT", RECENT)
     monkeypatch.setattr(layers, "absorb", lambda layer, norm: (layer, norm))  # pyright: ignore
-    kernels._kernel.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    launch.kernel.cache_clear()
 
 
 def _bits(x: mx.array) -> Any:

@@ -27,7 +27,7 @@ from vivavoce.stages.speech.qwen3.codec_kernels import (
 from vivavoce.stages.speech.qwen3.codec_layers import Conv, History, Snake, Upsample
 from vivavoce.stages.speech.qwen3.codec_parts import CodecParts
 from vivavoce.stages.speech.qwen3.config import CodecConfig
-from vivavoce.stages.speech.qwen3.kernels import TICKET
+from vivavoce.stages.speech.qwen3.launch import TICKET
 from vivavoce.stages.speech.qwen3.weights import RandomWeights
 
 from .cuda_on_cpu import play
@@ -43,7 +43,6 @@ SIZES = Sizes(2, 1, 16, 4, 1e-5)
 def _played(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     play(monkeypatch, tmp_path_factory)
     monkeypatch.setattr(codec_layers, "on_cpu", lambda: False)
-    codec_kernels._kernel.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture

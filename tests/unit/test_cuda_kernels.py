@@ -8,9 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vivavoce.stages.speech.qwen3 import kernels, sampling
+from vivavoce.stages.speech.qwen3 import kernels, launch, sampling
 from vivavoce.stages.speech.qwen3.code_predictor import CodePredictor
-from vivavoce.stages.speech.qwen3.kernels import TICKET, Stack
+from vivavoce.stages.speech.qwen3.kernels import Stack
+from vivavoce.stages.speech.qwen3.launch import TICKET
 from vivavoce.stages.speech.qwen3.layers import Layer
 from vivavoce.stages.speech.qwen3.ops import rms_norm, rotary
 from vivavoce.stages.speech.qwen3.sampling import Sampling, request_key
@@ -132,7 +133,7 @@ def _predictor(
     own = SimpleNamespace(**vars(CONFIG), num_code_groups=GROUPS, vocab_size=VOCABULARY)
     talker: Any = SimpleNamespace(vocab_size=FIRST, hidden_size=wide, code_predictor_config=own)
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "serve", lambda: serves)
+        patch.setattr(launch, "serve", lambda: serves)
         weights = _Uneven(dtype, scale=0.3)
         config: Any = SimpleNamespace(talker_config=talker)
         return CodePredictor(config, weights, weights.table("first", FIRST, wide))

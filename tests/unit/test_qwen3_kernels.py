@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from vivavoce.stages.speech.qwen3 import kernels
+from vivavoce.stages.speech.qwen3 import launch
 from vivavoce.stages.speech.qwen3.config import GenerationConfig, ModelConfig, SpeechTokenizerConfig, read
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
 from vivavoce.stages.speech.qwen3.prompt import build
@@ -107,4 +107,4 @@ def test_the_step_is_the_one_meant(model: Qwen3TTS, plain: Qwen3TTS) -> None:
 
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8)])
 def test_a_batch_is_filled_up_to_a_width_that_has_a_trace(count: int, width: int) -> None:
-    assert kernels.filled_up(list(range(count))) == [*range(count), *[count - 1] * (width - count)]
+    assert launch.filled_up(list(range(count))) == [*range(count), *[count - 1] * (width - count)]

@@ -11,9 +11,8 @@ from typing import Any
 import mlx.core as mx
 
 from ...device import compiled
-from . import kernels
+from . import kernels, launch
 from .config import ModelConfig
-from .kernels import filled_up
 from .layers import Layer, Turn
 from .ops import CAUSAL, apart, joined, rms_norm, rotary
 from .sampling import Controls, Sampling, controls, noise
@@ -68,7 +67,7 @@ class CodePredictor:
         """Requests whose frames may be computed together."""
         self._launches = stack is not None
         if stack:
-            self._frame[False] = kernels.one_by_one(compiled(self._launcher(stack, cos, sin)))
+            self._frame[False] = launch.one_by_one(compiled(self._launcher(stack, cos, sin)))
 
     def frame(
         self, hidden: mx.array, code0: mx.array, sampling: Sampling, key: mx.array, frame: mx.array
@@ -88,7 +87,7 @@ class CodePredictor:
         """One frame of each of several requests, computed together; as `frame` for each."""
         control = controls(sampling, self._vocabulary)
         parts = hidden, code0, keys, frames
-        padded = [filled_up(part) for part in parts] if self._launches else parts
+        padded = [launch.filled_up(part) for part in parts] if self._launches else parts
         made = self._frame[kernels.nucleus(sampling)](control, *padded)
         return list(zip(*made, strict=True))[: len(hidden)]
 
@@ -147,19 +146,12 @@ class CodePredictor:
             indices: list[mx.array],
         ) -> tuple[tuple[list[mx.array], list[mx.array]], mx.array]:
             control, batch, groups = Controls(*control), len(hidden), self._groups - 1
-            drawn = noise(joined(keys), joined(indices), 1, groups, self._vocabulary, control)
             # MLX's product goes request by request: what it makes of a row depends on the others.
             starts = [row[:, 0] if self._narrow is None else self._narrow(row[:, 0]) for row in hidden]
+            start, first, key, index = launch.together(list(zip(starts, code0, keys, indices, strict=True)))
+            drawn = noise(key, index, 1, groups, self._vocabulary, control)
             chosen, ticket = stack.frame(
-                heads,
-                self._norm,
-                self._rows,
-                (cos, sin),
-                joined(starts),
-                joined(code0),
-                drawn,
-                control,
-                ticket,
+                heads, self._norm, self._rows, (cos, sin), start, first, drawn, control, ticket
             )
             return (apart(chosen, batch), apart(self.embed(chosen), batch)), ticket
 

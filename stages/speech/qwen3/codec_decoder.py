@@ -15,7 +15,7 @@ from . import codec_step
 from .codec_layers import History, Snake
 from .codec_parts import CodecParts
 from .config import CodecConfig
-from .kernels import one_by_one
+from .launch import one_by_one
 from .ops import attention, bias, rms_norm, rotary, silu
 from .weights import Weights
 

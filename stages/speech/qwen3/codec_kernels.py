@@ -12,15 +12,13 @@ Which of the two a layer is does not depend on the number of frames, and neither
 of a sequence into steps gives the same bits. Rows are [T, C], float32.
 """
 
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from . import kernels
+from . import launch
 from .codec_layers import Snake
-from .kernels import THREADS
+from .launch import THREADS
 
 PAST = 54
 """Most rows of the past that a layer of many rows has room for: a kernel of 7 with dilation 9."""
@@ -35,8 +33,7 @@ STRAIGHT, GELU, NORMED, GATED = range(4)
 is in the layer's; that, and columns that are pairs of gate and up give silu(gate) * up."""
 NONE = -1
 _LAST_EACH = 4
-_FOLDER = Path(__file__).parent / "cuda"
-_FILES = ("common", "grid", "codec", "codec_rows", "codec_tiles", "codec_frames", "codec_ends", "codec_step")
+_FILES = ("grid", "codec", "codec_rows", "codec_tiles", "codec_frames", "codec_ends", "codec_step")
 _BODY = """
 __shared__ Pack<float, 4> shared[SHARED / 16];
 Grid grid{{const_cast<unsigned*>(ticket)}};
@@ -242,7 +239,7 @@ def _few(rows: int, outputs: int) -> tuple[int, int]:
     """Columns of a lane and blocks of a layer of few rows."""
     tiles = -(-rows // next((high for high in (1, 2, 4) if high >= rows), 8))
     blocks = {wide: tiles * outputs // (4 * wide) for wide in (4, 2)}
-    wide = min(blocks, key=lambda wide: -(-blocks[wide] // kernels.blocks()) * wide)
+    wide = min(blocks, key=lambda wide: -(-blocks[wide] // launch.blocks()) * wide)
     return wide, blocks[wide]
 
 
@@ -254,7 +251,7 @@ def _many(rows: int, outputs: int) -> tuple[int, int]:
     """
     blocks = [-(-rows // (8 * high)) * -(-outputs // (4 * wide)) for high, wide in TILES]
     cost = [
-        -(-count // kernels.blocks()) * (4 * high * wide + high + wide + (16 if high * wide <= 16 else 28))
+        -(-count // launch.blocks()) * (4 * high * wide + high + wide + (16 if high * wide <= 16 else 28))
         for count, (high, wide) in zip(blocks, TILES, strict=True)
     ]
     size = cost.index(min(cost))
@@ -291,7 +288,7 @@ class Step(NamedTuple):
         ticket: mx.array,
     ) -> tuple[mx.array, mx.array, list[mx.array], mx.array, mx.array]:
         """codes int32 [1, n, groups], position int32 [1] → (pcm [1, samples], next position, next tails and caches,
-        ticket as of `kernels.one_by_one`, the room)"""
+        ticket as of `launch.one_by_one`, the room)"""
         steps, half = codes.shape[1], self.frequencies.shape[0]
         phases = mx.array(program.phases, mx.int32)
         pcm, after, left, room, _, *nows = _kernel(self.sizes, len(olds))(
@@ -300,30 +297,24 @@ class Step(NamedTuple):
                 *olds,
             ],
             output_shapes=[
-                *((1, samples), (1,), (kernels.TICKET,), (program.room,), (steps, 2, half)),
+                *((1, samples), (1,), (launch.TICKET,), (program.room,), (steps, 2, half)),
                 *(old.shape for old in olds),
             ],
             output_dtypes=[mx.float32, mx.int32, mx.uint32, *[mx.float32] * (2 + len(olds))],
-            grid=(kernels.blocks() * THREADS, 1, 1),
+            grid=(launch.blocks() * THREADS, 1, 1),
             threadgroup=(THREADS, 1, 1),
         )
         return pcm, after, nows, left, room
 
 
-@cache
 def _kernel(sizes: Sizes, olds: int) -> Any:
     old, now = ([f"{name}{i}" for i in range(olds)] for name in ("old", "now"))
-    constants = [
-        *(f"int HEADS = {sizes.heads}", f"int KV_HEADS = {sizes.kv_heads}", f"int DIM = {sizes.dim}"),
-        *(f"int PAST = {sizes.past}", f"float EPS = {sizes.eps!r}f"),
-        *(f"int MOST = {PAST}", f"int LAST_EACH = {_LAST_EACH}", f"int TICKET = {kernels.TICKET}"),
-    ]
-    told = "".join(f"constexpr {constant};\n" for constant in constants)
-    header = f"namespace mlx::core::cu {{\n{told}}}\n"
-    return mx.fast.cuda_kernel(
-        name="codec_step",
-        input_names=["ticket", "codes", "position", "tables", "frequencies", "parameters", "phases", *old],
-        output_names=["pcm", "next", "left", "room", "turn", *now],
-        source=_BODY.format(olds=", ".join(old), nows=", ".join(now)),
-        header=header + "".join((_FOLDER / f"{file}.cuh").read_text() for file in _FILES),
+    return launch.kernel(
+        "codec_step",
+        _FILES,
+        ("ticket", "codes", "position", "tables", "frequencies", "parameters", "phases", *old),
+        ("pcm", "next", "left", "room", "turn", *now),
+        _BODY.format(olds=", ".join(old), nows=", ".join(now)),
+        *(f"HEADS {sizes.heads}", f"KV_HEADS {sizes.kv_heads}", f"DIM {sizes.dim}", f"PAST {sizes.past}"),
+        *(f"EPS {sizes.eps!r}f", f"MOST {PAST}", f"LAST_EACH {_LAST_EACH}", f"TICKET {launch.TICKET}"),
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from . import kernels
+from . import launch
 from .codec_kernels import CHANNELS, FEW, GATED, GELU, MANY, NORMED, Layer, Parameters, Program, Sizes, Step
 from .codec_layers import Conv, ConvNeXt, Residual, Snake, Upsample
 from .codec_parts import CodecLayer, CodecParts
@@ -33,7 +33,7 @@ def serves(config: CodecConfig, dtype: mx.Dtype) -> bool:
         fits = fits and width % (32 if rows <= MOST else 8) == 0
         width, rows = width // 2, rows * rate
     fits = fits and width % (32 if rows <= MOST else 4) == 0
-    return fits and kernels.serve() and dtype == mx.float32
+    return fits and launch.serve() and dtype == mx.float32
 
 
 class Attending(NamedTuple):
@@ -131,7 +131,7 @@ class CodecStep(NamedTuple):
         cache: list[mx.array],
         position: mx.array,
     ) -> tuple[tuple[mx.array, list[mx.array], list[mx.array], mx.array], mx.array]:
-        """→ ((pcm, tails, cache, position), ticket); see `kernels.one_by_one`."""
+        """→ ((pcm, tails, cache, position), ticket); see `launch.one_by_one`."""
         steps = codes.shape[1]
         program = self.program(steps, steps * self.program(1).most)
         pcm, after, nows, left, _ = self.step.run(

@@ -8,32 +8,23 @@ order however many rows there are: a request computed beside others gives the bi
 `layers.Layer` has the same formulas in plain operations.
 """
 
-import ctypes
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from ...device import backend, on_cpu, plain
-from . import sampling
+from ...device import on_cpu
+from . import launch, sampling
+from .launch import TICKET, WIDTHS, kernel
 from .layers import Layer
 from .sampling import Controls, Sampling
 from .weights import Linear
 
-WIDTHS = (1, 2, 4, 8)
-"""Requests that a step has a trace for; a batch is filled up to the next of them."""
 RECENT = 32
 """Positions written before they are moved into the cache: a kernel cannot write in place."""
 CHOICES = 4096
 """Ids that `choose` can choose from."""
-TICKET = 32
-"""Numbers of a ticket: what is smaller than a line MLX may keep in the host's memory, a thousand times farther."""
-THREADS = 256
-"""Of a block: one fits on a multiprocessor, whatever registers it needs."""
-_FOLDER = Path(__file__).parent / "cuda"
 _LAYERS = ("qkv", "out", "gate_up", "down", "input_norm", "output_norm", "head_norm")
 _BEGIN = """
 Grid grid{const_cast<unsigned*>(ticket)};
@@ -99,19 +90,10 @@ const int chosen = choose<THREADS>(logits + b * V, drawn + b * V, V, V - rank[c]
 if (threadIdx.x == 0) code[b] = chosen;
 """
 
-Item = TypeVar("Item")
-
-
-def serve() -> bool:
-    """Whether this device runs them: NVIDIA GPUs from Ampere on, which have tensor cores for bf16."""
-    if backend() != "cuda" or plain("kernels"):
-        return False
-    return int(mx.device_info().get("compute_capability_major", 8)) >= 8
-
 
 def nucleus(given: Sampling) -> bool:
     """Whether top-p needs a trace of its own; `choose` has it in every trace where kernels serve."""
-    return given.nucleus and not serve()
+    return given.nucleus and not launch.serve()
 
 
 def widest(stack: "Stack | None") -> int:
@@ -121,71 +103,6 @@ def widest(stack: "Stack | None") -> int:
     order, however many rows there are. MLX's kernels promise nothing like it, so with them requests go alone.
     """
     return sys.maxsize if on_cpu() else WIDTHS[-1] if stack else 1
-
-
-def filled_up(parts: list[Item]) -> list[Item]:
-    """As many as there are rows in the next of `WIDTHS`; the last one again for those that are missing."""
-    return parts + parts[-1:] * (width(len(parts)) - len(parts))
-
-
-def widths(rows: int) -> list[int]:
-    """The sizes of batches of up to `rows` requests that have a trace of their own."""
-    return [wide for wide in WIDTHS if wide <= width(rows)] if serve() else [1]
-
-
-def width(count: int) -> int:
-    """The smallest of `WIDTHS` that holds `count` requests."""
-    return next(wide for wide in WIDTHS if wide >= count)
-
-
-@cache
-def blocks() -> int:
-    """The GPU's multiprocessors."""
-    driver, device, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
-    multiprocessors = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-    failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
-    if failed or driver.cuDeviceGetAttribute(ctypes.byref(found), multiprocessors, device):
-        raise RuntimeError("the CUDA driver does not tell how many multiprocessors the GPU has")
-    return found.value
-
-
-class _Tickets:
-    """Two launches that stay on the GPU at the same time could wait for each other for ever, so each takes the
-    ticket that the last one leaves: uint32 [TICKET], zeros, in which its blocks count themselves."""
-
-    last: mx.array | None = None
-
-
-def one_by_one(launching: Callable[..., tuple[Any, mx.array]]) -> Callable[..., Any]:
-    """A function that takes a ticket first and returns one last, as one that knows of none."""
-
-    def run(*given: Any) -> Any:
-        if _Tickets.last is None:
-            _Tickets.last = mx.zeros((TICKET,), mx.uint32)
-        made, _Tickets.last = launching(_Tickets.last, *given)
-        return made
-
-    return run
-
-
-@cache
-def _kernel(
-    name: str,
-    files: tuple[str, ...],
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    body: str,
-    *defined: str,
-) -> Any:
-    """Each is compiled when it first runs, which takes seconds: so there are few, for all numbers of rows."""
-    defines = "".join(f"#define {one}\n" for one in defined)
-    return mx.fast.cuda_kernel(
-        name=name,
-        input_names=list(inputs),
-        output_names=list(outputs),
-        source=body,
-        header=defines + "".join((_FOLDER / f"{file}.cuh").read_text() for file in ("common", *files)),
-    )
 
 
 class Stack(NamedTuple):
@@ -235,7 +152,7 @@ class Stack(NamedTuple):
         missing = WIDTHS[-1] - batch
         each = range(batch + missing)
         olds, recents, nows = ([f"{name}{b}" for b in each] for name in ("old", "recent", "now"))
-        kernel = _kernel(
+        run = kernel(
             "step",
             ("grid", "product", "attention", "layers"),
             ("ticket", "x", "head", "norm", "cos", "sin", "position", "base", *_LAYERS, *olds, *recents),
@@ -245,16 +162,16 @@ class Stack(NamedTuple):
             f"RECENT {RECENT}",
         )
         shapes = [part.shape for part in recent] + [(1,)] * missing
-        made, logits, _, left, *now = kernel(
+        made, logits, _, left, *now = run(
             inputs=[
                 *(ticket, x, head, norm, *turn, position, base, *self[: len(_LAYERS)]),
                 *(*caches, *caches[-1:] * missing, *recent, *recent[-1:] * missing),
             ],
             output_shapes=[x.shape, (batch, head.shape[0]), (batch * self._room(),), (TICKET,), *shapes],
             output_dtypes=[x.dtype, mx.float32, x.dtype, mx.uint32, *[x.dtype] * len(each)],
-            grid=(blocks() * THREADS, 1, 1),
-            threadgroup=(THREADS, 1, 1),
-            template=[("T", x.dtype), ("THREADS", THREADS)],
+            grid=(launch.blocks() * launch.THREADS, 1, 1),
+            threadgroup=(launch.THREADS, 1, 1),
+            template=[("T", x.dtype), ("THREADS", launch.THREADS)],
         )
         return made, logits, now[:batch], left
 
@@ -281,7 +198,7 @@ class Stack(NamedTuple):
         """
         batch, (later, vocabulary, _) = start.shape[0], heads.shape
         names = ("ticket", "start", "code0", "heads", "norm", "table", "cos", "sin", "drawn", "rank", "top_p")
-        kernel = _kernel(
+        run = kernel(
             "frame",
             ("grid", "product", "attention", "choice", "layers"),
             (*names, "temperature", *_LAYERS),
@@ -293,16 +210,16 @@ class Stack(NamedTuple):
         )
         kept = batch * self.qkv.shape[0] * 2 * self.kv_heads * (later + 1) * self.head_norm.shape[2]
         room = batch * (self._room() + start.shape[1])
-        codes, _, _, _, _, left = kernel(
+        codes, _, _, _, _, left = run(
             inputs=[
                 *(ticket, start, code0, heads, norm, table, *turn, drawn),
                 *(control.rank, control.top_p, control.temperature, *self[: len(_LAYERS)]),
             ],
             output_shapes=[(batch, later + 1), start.shape, (batch, vocabulary), (kept,), (room,), (TICKET,)],
             output_dtypes=[mx.int32, start.dtype, mx.float32, start.dtype, start.dtype, mx.uint32],
-            grid=(blocks() * THREADS, 1, 1),
-            threadgroup=(THREADS, 1, 1),
-            template=[("T", start.dtype), ("THREADS", THREADS)],
+            grid=(launch.blocks() * launch.THREADS, 1, 1),
+            threadgroup=(launch.THREADS, 1, 1),
+            template=[("T", start.dtype), ("THREADS", launch.THREADS)],
         )
         return codes, left
 
@@ -322,7 +239,7 @@ class Stack(NamedTuple):
             "KV_HEADS": self.kv_heads,
             "DIM": dim,
             "VOCABULARY": vocabulary,
-            "WARPS": THREADS // 32,
+            "WARPS": launch.THREADS // 32,
             "TICKET": TICKET,
             "QKV_TILE": _tile(qkv, hidden),
             "OUT_TILE": _tile(hidden, self.heads * dim),
@@ -335,10 +252,10 @@ class Stack(NamedTuple):
 
 def _tile(rows: int, columns: int) -> str:
     """Rows of a matrix that are summed together, and warps that share them: the last block is ready early."""
-    warps = THREADS // 32
+    warps = launch.THREADS // 32
 
     def longest(tile: int, split: int) -> tuple[int, int]:
-        rounds = -(-rows // (tile * (warps // split) * blocks()))
+        rounds = -(-rows // (tile * (warps // split) * launch.blocks()))
         return rounds * tile * -(-columns // (32 * split)), rounds
 
     splits = [1 << i for i in range(warps.bit_length())]
@@ -354,7 +271,7 @@ def stack(layers: Sequence[Layer], heads: Sequence[Linear]) -> tuple[list[Layer]
     """
     first, parts = layers[0], [_matrices(layer) for layer in layers]
     # Four lanes load 32 numbers of a row, and a lane has the two halves of a head.
-    fits = serve() and first.head_dim % 64 == 0 and all(parts) and all(_plain(head) for head in heads)
+    fits = launch.serve() and first.head_dim % 64 == 0 and all(parts) and all(_plain(head) for head in heads)
     if not fits or any(size % 32 for matrix in parts[0] for size in matrix.shape):
         return list(layers), None
     matrices = [mx.stack([own[kind] for own in parts]) for kind in range(4)]
@@ -390,42 +307,16 @@ def _norms(layer: Layer) -> tuple[mx.array | None, mx.array | None, mx.array]:
     return layer.input_norm, layer.output_norm, both
 
 
-def together(parts: Sequence[Sequence[mx.array]]) -> list[mx.array]:
-    """Arrays of B requests, each joined with the others' in its place along the first axis.
-
-    One launch does it; MLX would copy each array by itself.
-    """
-    batch, first = len(parts), parts[0]
-    if batch == 1:
-        return list(first)
-    filled = [*parts, *[parts[-1]] * (WIDTHS[-1] - batch)]
-    body = "".join(
-        f"{{ const auto* from = {' : '.join(f'b == {b} ? in{i}_{b}' for b in range(len(filled) - 1))}"
-        f" : in{i}_{len(filled) - 1};\n"
-        f"for (int i = threadIdx.x; i < {one.size}; i += blockDim.x) out{i}[b * {one.size} + i] = from[i]; }}\n"
-        for i, one in enumerate(first)
-    )
-    inputs = tuple(f"in{i}_{b}" for i in range(len(first)) for b in range(len(filled)))
-    outputs = tuple(f"out{i}" for i in range(len(first)))
-    return _kernel("together", (), inputs, outputs, "const int b = blockIdx.x;\n" + body)(
-        inputs=[one[i] for i in range(len(first)) for one in filled],
-        output_shapes=[(batch * one.shape[0], *one.shape[1:]) for one in first],
-        output_dtypes=[one.dtype for one in first],
-        grid=(THREADS * batch, 1, 1),
-        threadgroup=(THREADS, 1, 1),
-    )
-
-
 def choose(logits: mx.array, drawn: mx.array, control: Controls, nucleus: bool) -> mx.array:
     """`sampling.choose`, as one kernel where kernels serve."""
-    if not serve() or logits.shape[1] > CHOICES:
+    if not launch.serve() or logits.shape[1] > CHOICES:
         return sampling.choose(logits, drawn, control, nucleus)
     batch, names = logits.shape[0], ("logits", "drawn", "rank", "top_p", "temperature")
-    return _kernel("choice", ("choice",), names, ("code",), _CHOICE)(
+    return kernel("choice", ("choice",), names, ("code",), _CHOICE)(
         inputs=[logits, drawn, control.rank, control.top_p, control.temperature],
         output_shapes=[(batch, 1)],
         output_dtypes=[mx.int32],
-        grid=(THREADS * batch, 1, 1),
-        threadgroup=(THREADS, 1, 1),
-        template=[("THREADS", THREADS)],
+        grid=(launch.THREADS * batch, 1, 1),
+        threadgroup=(launch.THREADS, 1, 1),
+        template=[("THREADS", launch.THREADS)],
     )[0]

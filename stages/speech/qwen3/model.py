@@ -12,7 +12,7 @@ from .code_predictor import CodePredictor
 from .codec_decoder import STEPS, CodecDecoder, to_int16
 from .codec_encoder import PIECE, CodecEncoder
 from .config import GenerationConfig, ModelConfig, SpeechTokenizerConfig
-from .kernels import widths
+from .launch import widths
 from .ops import silu
 from .prompt import build
 from .sampling import request_key

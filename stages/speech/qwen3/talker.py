@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ...device import compiled, on_cpu
-from . import kernels
+from . import kernels, launch
 from .config import ModelConfig
 from .layers import Layer
 from .ops import CAUSAL, bias, rotary
@@ -161,7 +161,7 @@ class Talker:
             steps += [
                 partial(stepped, size, wide)
                 for size in sizes
-                for wide in kernels.widths(min(rows, self.widest))
+                for wide in launch.widths(min(rows, self.widest))
             ]
             pairs = [(length, more) for length in prompts for more in prompts if length + more <= WARM]
         return [*steps, *(partial(resumed, *pair) for pair in pairs if prefixes)]

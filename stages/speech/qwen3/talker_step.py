@@ -16,7 +16,8 @@ import mlx.core as mx
 from ...device import compiled
 from . import kernels
 from .config import ModelConfig
-from .kernels import Stack, filled_up, one_by_one, together
+from .kernels import Stack
+from .launch import filled_up, one_by_one, together
 from .layers import Layer
 from .ops import apart, attention, bias, joined, rms_norm, rotary
 from .sampling import Controls, noise, penalise, stacked
