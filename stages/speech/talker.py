@@ -27,6 +27,10 @@ from .qwen3.talker import PREFIX_ROWS, Prefix, TalkerState
 from .utterance import Run, Utterance, step
 
 
+PROMPT_S = 0.05
+"""A listener with less than this in hand goes ahead of another's prompt."""
+
+
 class TalkerStage(Actor[Utterance]):
     name = "talker"
 
@@ -86,6 +90,8 @@ class TalkerStage(Actor[Utterance]):
         match message:
             case Prompt():
                 if run is None:
+                    if self._running_dry():
+                        await self.caught_up(outbox)
                     await self._begin(state, message, outbox)
                 else:
                     state.waiting.append(message)
@@ -103,6 +109,14 @@ class TalkerStage(Actor[Utterance]):
                 raise TypeError(f"talker takes no {type(message).__name__}")
         if run is not None:
             await self._advance(state, run, outbox)
+
+    def _running_dry(self) -> bool:
+        """Whether a listener would wait while a prompt is read."""
+        now = time.monotonic()
+        return any(
+            request.playout.in_hand_s(request.done + request.running.frame + 1, now) < PROMPT_S
+            for request in self._ready.values()
+        )
 
     async def _begin(self, request: Utterance, message: Prompt, outbox: Outbox) -> None:
         """Frame 0 of a prompt, which is the first or that of the next part of a long text."""

@@ -227,6 +227,20 @@ async def test_one_request_fails_alone() -> None:
         assert isinstance(bench.got()[-1], Hidden)
 
 
+@pytest.mark.parametrize(("played_s", "order"), [(0.07, [("a", 1), ("b", 0)]), (0.0, [("b", 0), ("a", 1)])])
+async def test_whoever_is_running_dry_goes_ahead_of_a_prompt(
+    played_s: float, order: list[tuple[str, int]]
+) -> None:
+    """A frame lasts 80 ms."""
+    a, b = (replace(SPEAK, request=name) for name in "ab")
+    async with _running(_talker(_model([5] * 10)), "talker") as bench:
+        await bench.give(a, replace(PROMPT, request="a"))
+        bench.got()
+        credit = Credit(request="a", frames=4, played_s=played_s)
+        await bench.give(credit, replace(_feedback(0), request="a"), b, replace(PROMPT, request="b"))
+        assert [(m.request, m.frame) for m in bench.got() if isinstance(m, Hidden)] == order
+
+
 async def _three(bench: _Bench, pad: mx.array = ROW) -> None:
     """Three requests up to their second frame, `b` with another padding row."""
     pads = {"a": ROW, "b": pad, "c": ROW}
