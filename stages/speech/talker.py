@@ -26,7 +26,6 @@ from .qwen3.model import Qwen3TTS
 from .qwen3.talker import PREFIX_ROWS, Prefix, TalkerState
 from .utterance import Run, Utterance, step
 
-
 PROMPT_S = 0.05
 """A listener with less than this in hand goes ahead of another's prompt."""
 
