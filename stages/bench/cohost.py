@@ -119,8 +119,7 @@ def refuse_if_swapping(size: int) -> None:
 
 def _sum_up(policy: str, of_all: dict[str, list[_Round]]) -> Policy:
     rounds = of_all[policy]
-    idle = [reply for one in rounds for reply in one.idle]
-    solo = median(reply.rtf for reply in idle)
+    solo = min(median(reply.rtf for one in some for reply in one.idle) for some in of_all.values())
     found = {
         work: beside(
             [reply for one in rounds for reply in one.both[work][0]],
@@ -134,7 +133,7 @@ def _sum_up(policy: str, of_all: dict[str, list[_Round]]) -> Policy:
     }
     return Policy(
         policy=policy,
-        idle=sum_up(idle),
+        idle=sum_up([reply for one in rounds for reply in one.idle]),
         decoding=found["decoding"],
         prefilling=found.get("prefilling"),
         memory_bytes=rounds[-1].memory,

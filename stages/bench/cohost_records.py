@@ -122,8 +122,8 @@ MEASURES = {
     "handover_ms": "from when chat knew that speech wants the device until it gave it back, on average",
     "speech, chat": "shares of the time that each had the device; with race, that it was at work",
     "unused": "share of the time in which neither had a slice under way",
-    "sharing_efficiency": "chat ÷ (the best chat_alone of all policies that ran × (1 − rtf of speech on the "
-    "idle device))",
+    "sharing_efficiency": "chat ÷ (the best chat_alone × (1 − the best rtf of speech on the idle device)), each of "
+    "all policies that ran",
     "memory_bytes": "resident set of each process at the end",
 }
 """What each figure means: part of the JSON."""
@@ -157,7 +157,7 @@ def beside(
     traces: Traces,
 ) -> Beside:
     """
-    :param solo_rtf: of speech on the idle device.
+    :param solo_rtf: of speech on the idle device, under the policy that hinders it least.
     :param most: tokens a second that chat makes alone under the policy that hinders it least.
     """
     chat_alone, chat = rate(alone), rate(both)
