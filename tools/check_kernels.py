@@ -1,9 +1,9 @@
 """Compares the CUDA kernels with the plain operations, at released sizes: python tools/check_kernels.py [0.6B 1.7B]
 
 Needs an NVIDIA GPU and MLX's CUDA backend. Two models of the same random weights speak in fp32, one with kernels,
-one without: whether they choose the same codes, and how far the talker's rows are apart. In bf16 requests are
-computed beside others and alone: their codes and rows must be the same bits. Then what a step takes, one behind the
-other.
+one without: whether they choose the same codes, and how far the talker's rows are apart. In bf16 and 8 bits requests
+are computed beside others and alone: their codes and rows must be the same bits. Then what a step takes, one behind
+the other.
 Exit status 1 if something differs.
 """
 
@@ -83,7 +83,7 @@ def check_formulas(size: str) -> bool:
     return float(same) > 0.99 and float(worst) < TOLERANCE  # pyright: ignore[reportArgumentType]
 
 
-def check_rows(model: Qwen3TTS, size: str) -> bool:
+def check_rows(model: Qwen3TTS, name: str) -> bool:
     alike = True
     for rows in (2, 3, 8):
         together = speak(model, list(range(rows)), FRAMES)
@@ -91,7 +91,7 @@ def check_rows(model: Qwen3TTS, size: str) -> bool:
             (alone,) = speak(model, [i], FRAMES)
             pairs = zip([*alone.codes, *alone.hidden], [*together[i].codes, *together[i].hidden], strict=True)
             alike = alike and all(bool(mx.array_equal(a, b).item()) for a, b in pairs)
-        print(f"{size} bf16, {rows} rows: {'as' if alike else 'NOT as'} each alone", flush=True)
+        print(f"{name}, {rows} rows: {'as' if alike else 'NOT as'} each alone", flush=True)
     return alike
 
 
@@ -109,7 +109,7 @@ def check_choice(rows: int, vocabulary: int) -> bool:
     return right
 
 
-def measure(model: Qwen3TTS, size: str) -> None:
+def measure(model: Qwen3TTS, name: str) -> None:
     width = model.config.talker_config.hidden_size
     row = mx.zeros((1, 1, width), model.talker.embedding.dtype)
     for rows in (1, 2, 4, 8):
@@ -125,7 +125,7 @@ def measure(model: Qwen3TTS, size: str) -> None:
             return model.predictor.frames([hidden] * rows, [code] * rows, model.sub_sampling, keys, frames)
 
         print(
-            f"{size} bf16, {rows} rows: talker {timed(step):.3f} ms, code predictor {timed(predict):.3f} ms",
+            f"{name}, {rows} rows: talker {timed(step):.3f} ms, code predictor {timed(predict):.3f} ms",
             flush=True,
         )
 
@@ -149,9 +149,10 @@ def main() -> int:
     right = [check_choice(rows, vocabulary) for rows in (1, 8) for vocabulary in (2048, 3072)]
     for size in sys.argv[1:] or ("0.6B", "1.7B"):
         right.append(check_formulas(size))
-        model = random_weights(size, "bf16")
-        right.append(check_rows(model, size))
-        measure(model, size)
+        for dtype in ("bf16", "8bit"):
+            model = random_weights(size, dtype)
+            right.append(check_rows(model, f"{size} {dtype}"))
+            measure(model, f"{size} {dtype}")
     return 0 if all(right) else 1
 
 

@@ -15,7 +15,7 @@ from vivavoce.stages.speech.qwen3.launch import TICKET
 from vivavoce.stages.speech.qwen3.layers import Layer
 from vivavoce.stages.speech.qwen3.ops import rms_norm, rotary
 from vivavoce.stages.speech.qwen3.sampling import Sampling, request_key
-from vivavoce.stages.speech.qwen3.weights import RandomWeights
+from vivavoce.stages.speech.qwen3.weights import Format, Linear, RandomWeights
 
 from .cuda_on_cpu import RECENT, play
 
@@ -54,8 +54,7 @@ class _Uneven(RandomWeights):
 class _Model(NamedTuple):
     layers: list[Layer]
     stack: Stack
-    head: mx.array
-    norm: mx.array
+    head: Linear
 
     def run(
         self, x: mx.array, past: list[mx.array], which: list[int]
@@ -67,20 +66,32 @@ class _Model(NamedTuple):
         turn = rotary(mx.array(positions), DIM, 1e6)
         at, base = mx.array(positions, mx.int32), mx.array(bases, mx.int32)
         rows, ticket = mx.stack([x[i] for i in which]), mx.zeros((TICKET,), mx.uint32)
-        made, logits, written, left = self.stack.step(
-            self.head, self.norm, rows, turn, at, base, caches, recent, ticket
-        )
+        made, logits, written, left = self.stack.step(rows, turn, at, base, caches, recent, ticket)
         assert np.array(left).tolist() == [0] * TICKET
         return made, logits, written
 
 
-def _model(dtype: mx.Dtype) -> _Model:
-    weights = _Uneven(dtype, scale=0.1)
+def _model(dtype: mx.Dtype, form: Format | None) -> _Model:
+    weights = _Uneven(dtype, form, scale=0.1)
     plain = [Layer.build(weights, f"layer{i}", CONFIG) for i in range(LAYERS)]
     head = weights.linear("head", HIDDEN, VOCABULARY)
-    shared, stack = kernels.stack(plain, [head])
+    shared, (head,), stack = kernels.stack(plain, [head], weights.array("norm.weight", HIDDEN))
     assert stack is not None
-    return _Model(shared, stack, head.matrix.T, weights.array("norm.weight", HIDDEN))
+    return _Model([_exact(one) for one in shared], stack, _unpacked(head))
+
+
+def _exact(layer: Layer) -> Layer:
+    """The same in fp32."""
+    parts = {name: _unpacked(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
+    norms = {name: getattr(layer, name).astype(mx.float32) for name in ("input_norm", "output_norm")}
+    return layer._replace(**parts, **norms)
+
+
+def _unpacked(linear: Linear) -> Linear:
+    if linear.format is None:
+        return Linear(linear.matrix.astype(mx.float32))
+    scales, zeros = (part.astype(mx.float32) for part in (linear.scales, linear.zeros) if part is not None)
+    return Linear(mx.dequantize(linear.matrix, scales, zeros, **linear.format._asdict()).T)
 
 
 def _filled(rows: mx.array, size: int) -> mx.array:
@@ -98,25 +109,35 @@ def _numbers(x: mx.array) -> Any:
     return np.array(x.astype(mx.float32))
 
 
-@pytest.mark.parametrize(("dtype", "off"), [(mx.float32, 1e-5), (mx.bfloat16, 0.02)])
+@pytest.mark.parametrize(
+    ("dtype", "form", "off"),
+    [
+        (mx.float32, None, 1e-5),
+        (mx.bfloat16, None, 0.02),
+        (mx.bfloat16, Format(32, 8, "affine"), 0.02),
+        (mx.bfloat16, Format(32, 4, "affine"), 0.02),
+    ],
+)
 def test_layers_are_those_of_plain_operations_and_rows_do_not_know_each_other(
-    dtype: mx.Dtype, off: float
+    dtype: mx.Dtype, form: Format | None, off: float
 ) -> None:
     """In bf16 on tensor cores, in fp32 on none; bf16 has 8 bits, and rounds half a dozen times in a layer."""
     mx.random.seed(1)
-    model = _model(dtype)
+    model = _model(dtype, form)
     x = mx.random.normal((len(POSITIONS), HIDDEN), dtype)
     past = [mx.random.normal((LAYERS, 2, KV_HEADS, position, DIM), dtype) for position in POSITIONS]
     together, said, written = model.run(x, past, [0, 1, 2, 3])
     for i, (position, base) in enumerate(zip(POSITIONS, BASES, strict=True)):
         cos, sin = rotary(mx.array([position]), DIM, 1e6)
-        expected, row = x[i : i + 1], position - base
+        expected, row = x[i : i + 1].astype(mx.float32), position - base
         for j, layer in enumerate(model.layers):
             queries, new = layer.project(expected, layer.turn(cos, sin))
-            expected = layer.attend(expected, queries, mx.concatenate([past[i][j], new], axis=2), None)
+            expected = layer.attend(
+                expected, queries, mx.concatenate([past[i][j].astype(mx.float32), new], axis=2), None
+            )
             _close(written[i][j, :, :, row], new[:, :, 0], off)
         _close(together[i], expected[0], off)
-        _close(said[i], (rms_norm(expected, model.norm, EPS) @ model.head.T)[0], off)
+        _close(said[i], model.head(rms_norm(expected, model.stack.norm.astype(mx.float32), EPS))[0], off)
         alone, says, kept = model.run(x, past, [i])
         pairs = [
             (alone[0], together[i]),

@@ -47,8 +47,8 @@ class CodePredictor:
         self._inputs = mx.split(self._rows, starts[1:], axis=0)
         """What each group's codes look like to this model: the projection is done once, here."""
         layers = [Layer.build(weights, f"{name}.model.layers.{i}", own) for i in range(own.num_hidden_layers)]
-        self._layers, stack = kernels.stack(layers, self._heads)
         self._norm = weights.array(f"{name}.model.norm.weight", own.hidden_size)
+        self._layers, self._heads, stack = kernels.stack(layers, self._heads, self._norm)
         self._eps = own.rms_norm_eps
         cos, sin = rotary(mx.arange(self._groups), own.head_dim, own.rope_theta)
         self._turns = {
@@ -133,9 +133,7 @@ class CodePredictor:
         return frame
 
     def _launcher(self, stack: kernels.Stack, cos: mx.array, sin: mx.array) -> Callable[..., Any]:
-        heads = mx.stack([head.matrix.T for head in self._heads])
-        self._heads = [Linear(heads[i].T) for i in range(len(self._heads))]
-        mx.eval(heads, cos, sin, self._rows)
+        mx.eval(cos, sin, self._rows)
 
         def frame(
             ticket: mx.array,
@@ -150,9 +148,7 @@ class CodePredictor:
             starts = [row[:, 0] if self._narrow is None else self._narrow(row[:, 0]) for row in hidden]
             start, first, key, index = launch.together(list(zip(starts, code0, keys, indices, strict=True)))
             drawn = noise(key, index, 1, groups, self._vocabulary, control)
-            chosen, ticket = stack.frame(
-                heads, self._norm, self._rows, (cos, sin), start, first, drawn, control, ticket
-            )
+            chosen, ticket = stack.frame(self._rows, (cos, sin), start, first, drawn, control, ticket)
             return (apart(chosen, batch), apart(self.embed(chosen), batch)), ticket
 
         return frame

@@ -10,7 +10,7 @@ order however many rows there are: a request computed beside others gives the bi
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -19,17 +19,19 @@ from . import launch, sampling
 from .launch import TICKET, WIDTHS, kernel
 from .layers import Layer
 from .sampling import Controls, Sampling
-from .weights import Linear
+from .weights import Format, Linear, Stacked
 
 RECENT = 32
 """Positions written before they are moved into the cache: a kernel cannot write in place."""
 CHOICES = 4096
 """Ids that `choose` can choose from."""
-_LAYERS = ("qkv", "out", "gate_up", "down", "input_norm", "output_norm", "head_norm")
+_MATRICES = ("qkv", "out", "gate_up", "down", "head")
+_NORMS = ("input_norm", "output_norm", "head_norm", "norm")
 _BEGIN = """
-Grid grid{const_cast<unsigned*>(ticket)};
+Grid grid{{const_cast<unsigned*>(ticket)}};
 if (blockIdx.x == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
-const Layers<T> layers{qkv, out, gate_up, down, input_norm, output_norm};
+const Layers<T> layers{{{qkv}, {out}, {gate_up}, {down}, input_norm, output_norm}};
+const Matrix<T, HEAD_FORM> heads{head};
 """
 _STEP = """
 const int rows = x_shape[0];
@@ -47,7 +49,7 @@ through(x, layers, passed, rows, grid, [&](int layer, int b, int query) {{
       here[b], begin[b], query, old + at * positions, positions, recent + at * RECENT, now + at * RECENT,
       passed.heard + b * HEADS * DIM);
 }});
-say(made, head, norm, logits, rows);
+say(made, heads, norm, logits, rows);
 """
 _SELECT = "if (b == {b}) {{ old = old{b}; recent = recent{b}; now = now{b}; positions = old{b}_shape[3]; }}"
 _FRAME = """
@@ -72,7 +74,7 @@ for (int at = 0; at < GROUPS; ++at) {
         at, 0, query, nullptr, 0, past, past, passed.heard + b * HEADS * DIM);
   });
   if (at == 0) continue;
-  say(x, heads + size_t(at - 1) * VOCABULARY * HIDDEN, norm, logits, rows);
+  say(x, heads.from((at - 1) * VOCABULARY), norm, logits, rows);
   grid.meet();
   if (own < rows) {
     const int code = choose<THREADS>(
@@ -105,30 +107,83 @@ def widest(stack: "Stack | None") -> int:
     return sys.maxsize if on_cpu() else WIDTHS[-1] if stack else 1
 
 
-class Stack(NamedTuple):
-    """Layers as the kernels read them: their weights one behind the other."""
+class Matrix(NamedTuple):
+    """The same product of L layers, their weights one behind the other."""
 
-    qkv: mx.array
+    words: mx.array
+    """[L, out, in], packed [L, out, in * bits / 32] when quantised."""
+    scales: mx.array | None
+    """[L, out, in / group], likewise `zeros`, when quantised."""
+    zeros: mx.array | None
+    format: Format | None
+
+    @classmethod
+    def of(cls, linears: Sequence[Linear | Stacked]) -> "Matrix | None":
+        """None where kernels cannot serve: biases, formats that differ, others than affine ones of 8 or 4 bits."""
+        plain = [one for one in linears if isinstance(one, Linear) and one.bias is None]
+        forms = {one.format for one in plain}
+        if len(plain) < len(linears) or len(forms) > 1:
+            return None
+        form = forms.pop()
+        if form is None:
+            return cls(mx.stack([one.matrix.T for one in plain]), None, None, None)
+        if form.mode != "affine" or form.bits not in (8, 4) or form.group_size % 8:
+            return None
+        scales, zeros = [one.scales for one in plain], [one.zeros for one in plain]
+        assert all(part is not None for part in (*scales, *zeros))
+        words = mx.stack([one.matrix for one in plain])
+        return cls(words, mx.stack(cast(Any, scales)), mx.stack(cast(Any, zeros)), form)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [part for part in self[:3] if isinstance(part, mx.array)]
+
+    @property
+    def bits(self) -> int:
+        return 16 if self.format is None else self.format.bits
+
+    @property
+    def rows(self) -> int:
+        return self.words.shape[1]
+
+    @property
+    def columns(self) -> int:
+        return self.words.shape[2] if self.format is None else self.words.shape[2] * 32 // self.bits
+
+    def apart(self) -> list[Linear]:
+        """The layers, sharing these arrays."""
+        if self.scales is None or self.zeros is None:
+            return [Linear(one.T) for one in self.words]
+        parts = zip(self.words, self.scales, self.zeros, strict=True)
+        return [Linear(words, None, scales, zeros, self.format) for words, scales, zeros in parts]
+
+
+class Stack(NamedTuple):
+    """Layers and the heads behind them as the kernels read them."""
+
+    qkv: Matrix
     """[L, (heads + 2 * kv_heads) * D, hidden]"""
-    out: mx.array
+    out: Matrix
     """[L, hidden, heads * D]"""
-    gate_up: mx.array
+    gate_up: Matrix
     """[L, 2 * inner, hidden]"""
-    down: mx.array
+    down: Matrix
     """[L, hidden, inner]"""
+    head: Matrix
+    """[1 or more, V, hidden]"""
     input_norm: mx.array
     """[L, hidden], likewise `output_norm`."""
     output_norm: mx.array
     head_norm: mx.array
     """float32 [L, 2, D]: q norm times the attention scale, k norm."""
+    norm: mx.array
+    """[hidden], ahead of the head."""
     heads: int
     kv_heads: int
     eps: float
 
     def step(
         self,
-        head: mx.array,
-        norm: mx.array,
         x: mx.array,
         turn: tuple[mx.array, mx.array],
         position: mx.array,
@@ -139,7 +194,6 @@ class Stack(NamedTuple):
     ) -> tuple[mx.array, mx.array, list[mx.array], mx.array]:
         """One position of each of B requests.
 
-        :param head: [V, hidden], behind `norm`, [hidden].
         :param x: [B, hidden].
         :param turn: cos and sin of the positions, as of `ops.rotary`.
         :param position: int32 [B]; `base` likewise: positions that are in the caches.
@@ -152,22 +206,23 @@ class Stack(NamedTuple):
         missing = WIDTHS[-1] - batch
         each = range(batch + missing)
         olds, recents, nows = ([f"{name}{b}" for b in each] for name in ("old", "recent", "now"))
+        names, arrays = self._inputs()
         run = kernel(
             "step",
             ("grid", "product", "attention", "layers"),
-            ("ticket", "x", "head", "norm", "cos", "sin", "position", "base", *_LAYERS, *olds, *recents),
+            ("ticket", "x", "cos", "sin", "position", "base", *names, *olds, *recents),
             ("made", "logits", "room", "left", *nows),
-            _BEGIN + _STEP.format(select="\n".join(_SELECT.format(b=b) for b in each)),
-            *self._defines(head.shape[0]),
+            self._begin() + _STEP.format(select="\n".join(_SELECT.format(b=b) for b in each)),
+            *self._defines(),
             f"RECENT {RECENT}",
         )
         shapes = [part.shape for part in recent] + [(1,)] * missing
         made, logits, _, left, *now = run(
             inputs=[
-                *(ticket, x, head, norm, *turn, position, base, *self[: len(_LAYERS)]),
+                *(ticket, x, *turn, position, base, *arrays),
                 *(*caches, *caches[-1:] * missing, *recent, *recent[-1:] * missing),
             ],
-            output_shapes=[x.shape, (batch, head.shape[0]), (batch * self._room(),), (TICKET,), *shapes],
+            output_shapes=[x.shape, (batch, self.head.rows), (batch * self._room(),), (TICKET,), *shapes],
             output_dtypes=[x.dtype, mx.float32, x.dtype, mx.uint32, *[x.dtype] * len(each)],
             grid=(launch.blocks() * launch.THREADS, 1, 1),
             threadgroup=(launch.THREADS, 1, 1),
@@ -177,8 +232,6 @@ class Stack(NamedTuple):
 
     def frame(
         self,
-        heads: mx.array,
-        norm: mx.array,
         table: mx.array,
         turn: tuple[mx.array, mx.array],
         start: mx.array,
@@ -189,31 +242,33 @@ class Stack(NamedTuple):
     ) -> tuple[mx.array, mx.array]:
         """The code groups behind the first, of one frame of each of B requests, each chosen in turn.
 
-        :param heads: [G - 1, V, hidden], each behind `norm`, [hidden].
+        Their number is that of the heads, G - 1.
+
         :param table: rows of the codes of all groups, [first vocabulary + (G - 1) * V, hidden].
         :param turn: cos and sin of positions 0 … G - 1, as of `ops.rotary`.
         :param start: row of position 0, [B, hidden]; code0 int32 [B, 1].
         :param drawn: noise, float32 [G - 1, B, V].
         :returns: codes int32 [B, G], ticket.
         """
-        batch, (later, vocabulary, _) = start.shape[0], heads.shape
-        names = ("ticket", "start", "code0", "heads", "norm", "table", "cos", "sin", "drawn", "rank", "top_p")
+        batch, (later, vocabulary) = start.shape[0], self.head.words.shape[:2]
+        own, arrays = self._inputs()
+        names = ("ticket", "start", "code0", "table", "cos", "sin", "drawn", "rank", "top_p", "temperature")
         run = kernel(
             "frame",
             ("grid", "product", "attention", "choice", "layers"),
-            (*names, "temperature", *_LAYERS),
+            (*names, *own),
             ("codes", "x", "logits", "kept", "room", "left"),
-            _BEGIN + _FRAME,
-            *self._defines(vocabulary),
+            self._begin() + _FRAME,
+            *self._defines(),
             f"GROUPS {later + 1}",
             f"FIRST {table.shape[0] - later * vocabulary}",
         )
-        kept = batch * self.qkv.shape[0] * 2 * self.kv_heads * (later + 1) * self.head_norm.shape[2]
+        kept = batch * self.qkv.words.shape[0] * 2 * self.kv_heads * (later + 1) * self.head_norm.shape[2]
         room = batch * (self._room() + start.shape[1])
         codes, _, _, _, _, left = run(
             inputs=[
-                *(ticket, start, code0, heads, norm, table, *turn, drawn),
-                *(control.rank, control.top_p, control.temperature, *self[: len(_LAYERS)]),
+                *(ticket, start, code0, table, *turn, drawn),
+                *(control.rank, control.top_p, control.temperature, *arrays),
             ],
             output_shapes=[(batch, later + 1), start.shape, (batch, vocabulary), (kept,), (room,), (TICKET,)],
             output_dtypes=[mx.int32, start.dtype, mx.float32, start.dtype, start.dtype, mx.uint32],
@@ -223,31 +278,51 @@ class Stack(NamedTuple):
         )
         return codes, left
 
+    def _matrices(self) -> dict[str, Matrix]:
+        return dict(zip(_MATRICES, (self.qkv, self.out, self.gate_up, self.down, self.head), strict=True))
+
+    def _inputs(self) -> tuple[list[str], list[mx.array]]:
+        """Names in the kernels, and arrays."""
+        norms = self.input_norm, self.output_norm, self.head_norm, self.norm
+        names, arrays = list[str](_NORMS), [*norms]
+        for name, matrix in self._matrices().items():
+            names += (name, f"{name}_scales", f"{name}_zeros")[: len(matrix.arrays)]
+            arrays += matrix.arrays
+        return names, arrays
+
+    def _begin(self) -> str:
+        parts = {
+            name: f"{{{name}, nullptr, nullptr, 0}}"
+            if matrix.format is None
+            else f"{{{name}, {name}_scales, {name}_zeros, 0}}"
+            for name, matrix in self._matrices().items()
+        }
+        return _BEGIN.format(**parts)
+
     def _room(self) -> int:
         """Numbers that a request needs for what the parts of a layer pass on."""
-        return self.qkv.shape[1] + self.out.shape[2] + self.out.shape[1] + self.down.shape[2]
+        return self.qkv.rows + self.out.columns + self.out.rows + self.down.columns
 
-    def _defines(self, vocabulary: int) -> list[str]:
-        count, qkv, hidden = self.qkv.shape
-        dim, inner = self.head_norm.shape[2], self.down.shape[2]
+    def _defines(self) -> list[str]:
         sizes = {
-            "LAYERS": count,
-            "HIDDEN": hidden,
-            "INNER": inner,
-            "QKV": qkv,
+            "LAYERS": self.qkv.words.shape[0],
+            "HIDDEN": self.qkv.columns,
+            "INNER": self.down.columns,
+            "QKV": self.qkv.rows,
             "HEADS": self.heads,
             "KV_HEADS": self.kv_heads,
-            "DIM": dim,
-            "VOCABULARY": vocabulary,
+            "DIM": self.head_norm.shape[2],
+            "VOCABULARY": self.head.rows,
             "WARPS": launch.THREADS // 32,
             "TICKET": TICKET,
-            "QKV_TILE": _tile(qkv, hidden),
-            "OUT_TILE": _tile(hidden, self.heads * dim),
-            "GATE_UP_TILE": _tile(2 * inner, hidden),
-            "DOWN_TILE": _tile(hidden, inner),
-            "HEAD_TILE": _tile(vocabulary, hidden),
+            "EPS": f"{self.eps!r}f",
         }
-        return [*(f"{name} {size}" for name, size in sizes.items()), f"EPS {self.eps!r}f"]
+        for name, matrix in self._matrices().items():
+            sizes[f"{name.upper()}_TILE"] = _tile(matrix.rows, matrix.columns)
+            sizes[f"{name.upper()}_FORM"] = (
+                f"{matrix.bits}, {matrix.format.group_size if matrix.format else 1}"
+            )
+        return [f"{name} {size}" for name, size in sizes.items()]
 
 
 def _tile(rows: int, columns: int) -> str:
@@ -263,43 +338,38 @@ def _tile(rows: int, columns: int) -> str:
     return "{}, {}".format(*min(fitting, key=lambda one: longest(*one)))
 
 
-def stack(layers: Sequence[Layer], heads: Sequence[Linear]) -> tuple[list[Layer], Stack | None]:
-    """The layers, and as kernels, whose weights they then share.
+def stack(
+    layers: Sequence[Layer], heads: Sequence[Linear], norm: mx.array
+) -> tuple[list[Layer], list[Linear], Stack | None]:
+    """Layers, the heads behind them with their norm, and as kernels, whose weights they then share.
 
-    None where kernels cannot serve: not on CUDA, sizes that they are not made for, quantised weights, also of the
-    heads behind the layers.
+    None where kernels cannot serve: not on CUDA, sizes or formats that they are not made for.
     """
-    first, parts = layers[0], [_matrices(layer) for layer in layers]
+    first = layers[0]
+    columns = [[getattr(layer, name) for layer in layers] for name in ("qkv", "out", "gate_up", "down")]
     # Four lanes load 32 numbers of a row, and a lane has the two halves of a head.
-    fits = launch.serve() and first.head_dim % 64 == 0 and all(parts) and all(_plain(head) for head in heads)
-    if not fits or any(size % 32 for matrix in parts[0] for size in matrix.shape):
-        return list(layers), None
-    matrices = [mx.stack([own[kind] for own in parts]) for kind in range(4)]
+    found = (
+        [Matrix.of(each) for each in (*columns, heads)] if launch.serve() and first.head_dim % 64 == 0 else []
+    )
+    matrices = [one for one in found if one is not None and one.rows % 8 == 0 and one.columns % 32 == 0]
+    exact = norm.dtype == mx.float32
+    if len(matrices) < len(_MATRICES) or (exact and any(one.format is not None for one in matrices)):
+        return list(layers), list(heads), None
     norms = [
-        mx.stack([norm for norm in column if norm is not None])
+        mx.stack([one for one in column if one is not None])
         for column in zip(*map(_norms, layers), strict=True)
     ]
-    mx.eval(matrices, norms)
-    views = [[Linear(whole[i].T) for whole in matrices] for i in range(len(layers))]
+    mx.eval([one.arrays for one in matrices], norms)
+    parts = zip(layers, *(one.apart() for one in matrices[:4]), strict=True)
     sharing = [
         layer._replace(qkv=qkv, out=out, gate_up=gate_up, down=down)
-        for layer, (qkv, out, gate_up, down) in zip(layers, views, strict=True)
+        for layer, qkv, out, gate_up, down in parts
     ]
-    qkv, out, gate_up, down = matrices
+    qkv, out, gate_up, down, head = matrices
     input_norm, output_norm, head_norm = norms
     sizes = first.heads, first.kv_heads, first.eps
-    return sharing, Stack(qkv, out, gate_up, down, input_norm, output_norm, head_norm, *sizes)
-
-
-def _matrices(layer: Layer) -> list[mx.array]:
-    """[out, in] of each product; none if there is one that kernels cannot compute."""
-    linears = layer.qkv, layer.out, layer.gate_up, layer.down
-    found = [linear.matrix.T for linear in linears if isinstance(linear, Linear) and _plain(linear)]
-    return found if len(found) == len(linears) else []
-
-
-def _plain(linear: Linear) -> bool:
-    return linear.format is None and linear.bias is None
+    made = Stack(qkv, out, gate_up, down, head, input_norm, output_norm, head_norm, norm, *sizes)
+    return sharing, head.apart(), made
 
 
 def _norms(layer: Layer) -> tuple[mx.array | None, mx.array | None, mx.array]:

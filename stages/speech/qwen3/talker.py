@@ -43,13 +43,10 @@ class Talker:
         talker = config.talker_config
         self.embedding = weights.table("talker.model.codec_embedding", talker.vocab_size, talker.hidden_size)
         self.first = CodeZero(config, weights)
-        self._layers, stack = kernels.stack(
-            [
-                Layer.build(weights, f"talker.model.layers.{i}", talker)
-                for i in range(talker.num_hidden_layers)
-            ],
-            [self.first.head],
-        )
+        layers = [
+            Layer.build(weights, f"talker.model.layers.{i}", talker) for i in range(talker.num_hidden_layers)
+        ]
+        self._layers, (self.first.head,), stack = kernels.stack(layers, [self.first.head], self.first.norm)
         self._theta = talker.rope_theta
         self._max_positions = talker.max_position_embeddings
         self._dim = talker.head_dim

@@ -197,7 +197,7 @@ class KernelStep(Step):
     alike = True
 
     def __init__(self, stack: Stack, first: CodeZero, dim: int, theta: float) -> None:
-        self._stack, self._head = stack, mx.contiguous(first.head.matrix.T)
+        self._stack = stack
         super().__init__(first, dim, theta)
         self._traced = {flag: one_by_one(step) for flag, step in self._traced.items()}
         self._move = compiled(_moved)
@@ -230,8 +230,6 @@ class KernelStep(Step):
             small = zip(embeddings, texts, *others, *zip(*controls, strict=True), strict=True)
             embedding, text, base, position, seen, frame, key, *control = together(list(small))
             x, logits, written, ticket = self._stack.step(
-                self._head,
-                self._first.norm,
                 (embedding + text)[:, 0],
                 rotary(position, self._dim, self._theta),
                 position,

@@ -1,7 +1,33 @@
 namespace mlx::core::cu {
-// Matrices w [N, K] over rows x [rows, K], rows <= 8; with NORMED over rms_norm(x), whose weight is norm [K]. Each sum
-// goes to `put(b, n, sum)`, or, PAIRED, with that from the second half of N to `put(b, n, one, other)`, by one thread.
+// Matrices w [N, K], their first row at w.first, over rows x [rows, K], rows <= 8; with NORMED over rms_norm(x), whose
+// weight is norm [K]. Each sum goes to `put(b, n, sum)`, or, PAIRED, with that from the second half of N to `put(b, n, one, other)`, by one thread.
 // Whatever `rows` is, a sum is formed in one order.
+
+// Rows of numbers, or, with BITS of 8 or 4, of MLX's affine quantisation: GROUP of them have a scale and a zero.
+template <typename T, int BITS, int GROUP>
+struct Matrix {
+  const void* rows;
+  const T *scales, *zeros;
+  size_t first;
+
+  __device__ Matrix from(size_t row) const { return {rows, scales, zeros, first + row}; }
+
+  // Eight neighbours of a row of K, as pairs.
+  template <int K>
+  __device__ Pack<unsigned, 4> eight(int row, int k) const {
+    const size_t at = (first + row) * K + k;
+    const unsigned* words = static_cast<const unsigned*>(rows) + at * BITS / 32;
+    if constexpr (BITS == 16) return load_once<4>(words);
+    Pack<T, 8> made;
+    const float scale = float(scales[at / GROUP]), zero = float(zeros[at / GROUP]);
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const unsigned number = words[j * BITS / 32] >> j * BITS % 32 & ((1u << BITS) - 1);
+      made.at[j] = T(float(number) * scale + zero);
+    }
+    return *reinterpret_cast<const Pack<unsigned, 4>*>(&made);
+  }
+};
 
 // d = a [16, 16] b [16, 8] + d on tensor cores. Lane 4 g + t has of a the pairs 2 t and 2 t + 8 of columns of rows g and
 // g + 8, of b those rows of column g, of d the columns 2 t and 2 t + 1 of rows g and g + 8.
@@ -24,8 +50,8 @@ __device__ inline void multiply(float (&d)[4], const unsigned (&a)[4], const uns
 // 16-bit numbers. TILE rows of w, 16 or 8, are the work of SPLIT warps, each with its part of K. Which of the k that a
 // warp's lanes load together meets which in `multiply` is of no importance, if it is the same in w and x: so each lane
 // loads 16 bytes. PAIRED, half of a tile's rows are from the second half of N.
-template <typename T, bool NORMED, bool PAIRED, int N, int K, int TILE, int SPLIT, typename Put>
-__device__ void tensor_product(const T* x, const T* w, const T* norm, int rows, Put put) {
+template <typename T, bool NORMED, bool PAIRED, int N, int K, int TILE, int SPLIT, typename Matrix, typename Put>
+__device__ void tensor_product(const T* x, const Matrix& w, const T* norm, int rows, Put put) {
   constexpr int STEPS = K / 32, EACH = (STEPS + SPLIT - 1) / SPLIT, GROUPS_OF_WARPS = WARPS / SPLIT;
   constexpr int HALF = TILE / 2, OUTPUTS = PAIRED ? HALF : TILE;
   __shared__ float sums[WARPS][TILE + 1][8];
@@ -36,16 +62,14 @@ __device__ void tensor_product(const T* x, const T* w, const T* norm, int rows, 
     const int tile = tiles + group;
     if (tile < N / TILE) {
       const auto row = [&](int r) { return PAIRED ? tile * HALF + (r < HALF ? r : r - HALF + N / 2) : tile * TILE + r; };
-      const T* from = w + size_t(row(g)) * K + 8 * t;
-      const T* from_8 = TILE == 16 ? w + size_t(row(g + 8)) * K + 8 * t : nullptr;
+      const int own_row = row(g), own_row_8 = row(g + 8);
       const T* values = x + size_t(g) * K + 8 * t;
       float d[4] = {}, square = 0;
       #pragma unroll 4
       for (int step = first; step < last; ++step) {
-        const auto own = load_once<4>(reinterpret_cast<const unsigned*>(from + step * 32));
-        Pack<unsigned, 4> own_8 = {};
-        if (TILE == 16) own_8 = load_once<4>(reinterpret_cast<const unsigned*>(from_8 + step * 32));
-        Pack<unsigned, 4> given = {};
+        const auto own = w.template eight<K>(own_row, step * 32 + 8 * t);
+        Pack<unsigned, 4> own_8 = {}, given = {};
+        if (TILE == 16) own_8 = w.template eight<K>(own_row_8, step * 32 + 8 * t);
         if (g < rows) {
           auto numbers = load<8>(values + step * 32);
           if (NORMED) {
@@ -95,9 +119,10 @@ __device__ void tensor_product(const T* x, const T* w, const T* norm, int rows, 
 }
 
 // fp32 in full: a warp sums a row of w, or a pair of rows.
-template <typename T, bool NORMED, bool PAIRED, int N, int K, typename Put>
-__device__ void exact_product(const T* x, const T* w, const T* norm, int rows, Put put) {
+template <typename T, bool NORMED, bool PAIRED, int N, int K, typename Matrix, typename Put>
+__device__ void exact_product(const T* x, const Matrix& matrix, const T* norm, int rows, Put put) {
   constexpr int V = 16 / sizeof(T), ROWS = 8, TASKS = PAIRED ? N / 2 : N;
+  const T* w = static_cast<const T*>(matrix.rows) + matrix.first * K;
   const int lane = threadIdx.x % 32;
   // Warps are counted across the blocks, so that few tasks are spread over all of them.
   for (int task = threadIdx.x / 32 * gridDim.x + blockIdx.x; task < TASKS; task += WARPS * gridDim.x) {
@@ -133,8 +158,8 @@ __device__ void exact_product(const T* x, const T* w, const T* norm, int rows, P
   }
 }
 
-template <typename T, bool NORMED, bool PAIRED, int N, int K, int TILE, int SPLIT, typename Put>
-__device__ void product(const T* x, const T* w, const T* norm, int rows, Put put) {
+template <typename T, bool NORMED, bool PAIRED, int N, int K, int TILE, int SPLIT, typename Matrix, typename Put>
+__device__ void product(const T* x, const Matrix& w, const T* norm, int rows, Put put) {
   if constexpr (sizeof(T) == 2) tensor_product<T, NORMED, PAIRED, N, K, TILE, SPLIT>(x, w, norm, rows, put);
   else exact_product<T, NORMED, PAIRED, N, K>(x, w, norm, rows, put);
 }
