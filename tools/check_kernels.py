@@ -1,9 +1,9 @@
 """Compares the CUDA kernels with the plain operations, at released sizes: python tools/check_kernels.py [0.6B 1.7B]
 
-Needs an NVIDIA GPU and MLX's CUDA backend. Two models of the same random weights speak in fp32, one with kernels,
-one without: whether they choose the same codes, and how far the talker's rows are apart. In bf16 and in 8 bits
-requests are computed beside others and alone: their codes and rows must be the same bits. Then what a step takes, one
-behind the other. Exit status 1 if something differs.
+Needs an NVIDIA GPU and MLX's CUDA backend. Two models of the same random weights speak in fp32, one with
+kernels, one without: whether they choose the same codes, and how far the talker's rows are apart. In bf16 and
+in 8 bits requests are computed beside others and alone: their codes and rows must be the same bits. Then what a
+step takes, one behind the other. Exit status 1 if something differs.
 """
 
 import os
