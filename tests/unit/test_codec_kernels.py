@@ -207,6 +207,7 @@ def test_a_step_is_that_of_plain_operations_however_it_is_split(weights: RandomW
         ({"latent_dim": 48}, mx.float32),
         ({"decoder_dim": 32, "upsample_rates": [3, 2, 2, 2]}, mx.float32),
         ({"head_dim": 24, "num_attention_heads": 4}, mx.float32),
+        ({"head_dim": 4, "num_attention_heads": 8, "num_key_value_heads": 1}, mx.float32),
         ({"upsampling_ratios": [4, 4]}, mx.float32),
     ],
 )

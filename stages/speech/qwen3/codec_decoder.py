@@ -41,7 +41,7 @@ class CodecDecoder:
         self._dtype = weights.dtype
         parts = CodecParts.build(config, weights)
         self._tails = parts.tails()
-        # Told apart for the weights, which are evaluated as attributes.
+        # `_fast` is an attribute for its weights to be found when a model is loaded: functions are not looked into.
         if codec_step.serves(config, weights.dtype):
             self._fast = codec_step.CodecStep.of(config, parts)
             self._step = one_by_one(self._fast)

@@ -26,6 +26,7 @@ def serves(config: CodecConfig, dtype: mx.Dtype) -> bool:
     dim, heads, kv_heads = config.attention_width, config.num_attention_heads, config.num_key_value_heads
     few = (config.codebook_dim, config.latent_dim, config.hidden_size, config.intermediate_size, heads * dim)
     fits = all(size % 32 == 0 for size in few) and config.latent_dim <= CHANNELS
+    fits = fits and (heads + 2 * kv_heads) * dim % 16 == 0
     fits = fits and dim % 4 == 0 and 256 % dim == 0 and heads % kv_heads == 0
     width, rows = config.decoder_dim, math.prod(config.upsampling_ratios)
     fits = fits and width % 32 == 0 and rows <= MOST

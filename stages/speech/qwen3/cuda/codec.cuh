@@ -85,7 +85,7 @@ struct Finish {
   }
 };
 
-// Of a block of 256 threads; every thread gets it. `parts` [8] is shared.
+// As `block_sum`, of a block of 256 threads, without shared memory of its own: there is none left. `parts` [8] is shared.
 __device__ inline float block_total(float x, float* parts) {
   x = summed(x);
   __syncthreads();
