@@ -85,6 +85,7 @@ class Phase(NamedTuple):
     y: int = NONE
     snaked: int = NONE
     unused: int = 0
+    """Makes it a multiple of 16 bytes."""
 
 
 class Layer(NamedTuple):

@@ -16,7 +16,8 @@ from ...device import backend, plain
 WIDTHS = (1, 2, 4, 8)
 """Requests that a step has a trace for; a batch is filled up to the next of them."""
 TICKET = 32
-"""Numbers of a ticket: what is smaller than a line MLX may keep in the host's memory, a thousand times farther."""
+"""Numbers of a ticket: a whole line, for arrays of up to 8 bytes MLX keeps in memory that host and GPU share, where
+each count would cross the bus."""
 THREADS = 256
 """Of a block: one fits on a multiprocessor, whatever registers it needs."""
 _FOLDER = Path(__file__).parent / "cuda"

@@ -21,8 +21,10 @@ __device__ void codec_frame(
 // One block for one query of one head: rotation, and attention over its own position and the PAST before it. Rows of qkv are
 // [HEADS + 2 KV_HEADS, D]; `cache`, and `kept` for the next step, [2, KV_HEADS, PAST, D]: keys, rotated, and values.
 __device__ void codec_attend(
-    float* shared, int block, const float* qkv, const float* turn, const float* cache, int position, int steps, float* heard, float* kept) {
-  constexpr int D = DIM, G = HEADS / KV_HEADS, HALF = D / 2, WIDE = (HEADS + 2 * KV_HEADS) * D, SEEN = PAST + 1, PARTS = 256 / D;
+    float* shared, int block, const float* qkv, const float* turn, const float* cache, int position, int steps,
+    float* heard, float* kept) {
+  constexpr int D = DIM, G = HEADS / KV_HEADS, HALF = D / 2, WIDE = (HEADS + 2 * KV_HEADS) * D;
+  constexpr int SEEN = PAST + 1, PARTS = 256 / D;
   const int t = block / HEADS, head = block % HEADS, kv = head / G;
   const float* keys = cache + size_t(kv) * PAST * D;
   const float* values = keys + size_t(KV_HEADS) * PAST * D;

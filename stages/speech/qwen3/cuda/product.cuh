@@ -1,7 +1,7 @@
 namespace mlx::core::cu {
 // Matrices w [N, K], their first row at w.first, over rows x [rows, K], rows <= 8; with NORMED over rms_norm(x), whose
-// weight is norm [K]. Each sum goes to `put(b, n, sum)`, or, PAIRED, with that from the second half of N to `put(b, n, one, other)`, by one thread.
-// Whatever `rows` is, a sum is formed in one order.
+// weight is norm [K]. Each sum goes to `put(b, n, sum)`, or, PAIRED, with that from the second half of N to
+// `put(b, n, one, other)`, by one thread. Whatever `rows` is, a sum is formed in one order.
 
 // Rows of numbers, or, with BITS of 8 or 4, of MLX's affine quantisation: GROUP of them have a scale and a zero.
 template <typename T, int BITS, int GROUP>
