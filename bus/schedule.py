@@ -214,7 +214,7 @@ class Playout:
         """
         if self._start is None or settings.policy == "race":
             return now
-        self._reach(frame, self._start, now)
+        self.reach(frame, now)
         if settings.policy == "pace":
             return self._start + frame * self._frame_s - settings.lead_s
         left = self._last + 2 - frame
@@ -228,16 +228,14 @@ class Playout:
             return now
         return now + spare * (1 - settings.reserve) / math.ceil(left / len(self._burst))
 
-    def in_hand_s(self, frame: int, now: float) -> float:
-        """For how long the listener can play on while `frame` is about to be begun; infinite before it plays."""
-        if self._start is None:
-            return math.inf
-        self._reach(frame, self._start, now)
-        return self._start + self._first * self._frame_s - now
-
-    def _reach(self, frame: int, start: float, now: float) -> None:
-        """The chunks before that of `frame` have left."""
+    def reach(self, frame: int, now: float) -> None:
+        """This frame is about to be begun: the chunks before its own have left."""
         while self._last + 1 < frame:
-            self._start = start = max(start, now - self._first * self._frame_s)
+            if self._start is not None:
+                self._start = max(self._start, now - self._first * self._frame_s)
             self._first = self._last + 1
             self._last += next(self._sizes)
+
+    def in_hand_s(self, now: float) -> float:
+        """For how long the listener can play on with what has left; infinite before it plays."""
+        return math.inf if self._start is None else self._start + self._first * self._frame_s - now

@@ -135,7 +135,7 @@ class Party:
             self._asked = due
             now = self._clock()
             since = now if math.isinf(due) else max(due, now)
-            self._waiting_since = min(since, self._waiting_since or since)
+            self._waiting_since = since if self._waiting_since is None else min(since, self._waiting_since)
             self._tell(Ask(None if due == math.inf else max(due - now, 0.0)))
 
     def _give_up(self) -> None:
@@ -195,11 +195,15 @@ class SpeechParty(Party):
             self._late.clear()
         super().take(told)
 
-    def move(self, request: str) -> None:
-        """A prompt is on its way to the talker."""
+    def move(self, request: str, *, heard: bool = False) -> None:
+        """A prompt is on its way to the talker.
+
+        :param heard: whether its listener has audio already.
+        """
         if self.last and request not in self._waiting:
             self._moving[request] = None
-            self._late.add(request)
+            if not heard:
+                self._late.add(request)
 
     def ready(self, request: str, playout: Playout, frame: int) -> bool:
         """A frame could be begun. True: go on, False: `turn` will tell when."""

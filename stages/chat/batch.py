@@ -87,7 +87,7 @@ class Batch:
         blind = not any(row.waits for row in self.rows)
         if blind:
             self._draw(logits, pending, recalled)
-        else:
+        elif not recalled():
             mx.async_eval(logits)
         events = self._read(inputs, pending, likelihoods)
         alive = [n for n, row in enumerate(self.rows) if not row.over]

@@ -81,7 +81,7 @@ class ChatStage:
                         with self._progress:
                             told = engine.step(self._party.recalled)
                             if self._party.recalled():
-                                told += engine.wind_up()
+                                told += [event for each in busy for event in each.wind_up()]
                     for event in told:
                         await self._tell(event, outbox)
                     for _ in range(self._party.rounds):

@@ -82,6 +82,11 @@ class TalkerStage(Actor[Utterance]):
                 name = self._party.turn()
             await self.caught_up(outbox)
 
+    async def _serve(self, message: Message, outbox: Outbox) -> None:
+        if isinstance(message, Prompt) and self._running_dry():
+            await self.caught_up(outbox)
+        await super()._serve(message, outbox)
+
     async def handle(self, state: Utterance, message: Message, outbox: Outbox) -> None:
         run = state.run
         if isinstance(message, Prompt | Rows):
@@ -89,8 +94,6 @@ class TalkerStage(Actor[Utterance]):
         match message:
             case Prompt():
                 if run is None:
-                    if self._running_dry():
-                        await self.caught_up(outbox)
                     await self._begin(state, message, outbox)
                 else:
                     state.waiting.append(message)
@@ -112,14 +115,11 @@ class TalkerStage(Actor[Utterance]):
     def _running_dry(self) -> bool:
         """Whether a listener would wait while a prompt is read."""
         now = time.monotonic()
-        return any(
-            request.playout.in_hand_s(request.done + request.running.frame + 1, now) < PROMPT_S
-            for request in self._ready.values()
-        )
+        return any(request.playout.in_hand_s(now) < PROMPT_S for request in self._ready.values())
 
     async def _begin(self, request: Utterance, message: Prompt, outbox: Outbox) -> None:
         """Frame 0 of a prompt, which is the first or that of the next part of a long text."""
-        self._party.move(request.speak.request)
+        self._party.move(request.speak.request, heard=request.playout.heard)
         state, code0, hidden = self._start(request, message, request.next_seed(message.parts))
         request.run = Run(
             state,
@@ -161,7 +161,9 @@ class TalkerStage(Actor[Utterance]):
             self._party.still(name)
             await self._wait_for_text(request, run, outbox)
             return
-        if not granted and not self._party.ready(name, playout, request.done + run.frame + 1):
+        frame = request.done + run.frame + 1
+        playout.reach(frame, time.monotonic())
+        if not granted and not self._party.ready(name, playout, frame):
             return
         self._ready[name] = request
 

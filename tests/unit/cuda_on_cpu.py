@@ -29,7 +29,7 @@ _TYPES: dict[mx.Dtype, Any] = {
     mx.bfloat16: np.uint16,
     mx.bool_: np.bool_,
 }
-BLOCKS, THREADS, RECENT = 5, 64, 5
+BLOCKS, THREADS, RECENT = 8, 64, 5
 _HEADER = Path(__file__).parent / "cuda" / "on_cpu.h"
 
 

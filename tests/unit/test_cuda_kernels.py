@@ -94,6 +94,41 @@ def _unpacked(linear: Linear) -> Linear:
     return Linear(mx.dequantize(linear.matrix, scales, zeros, **linear.format._asdict()).T)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "blocks", "capability"), [(mx.float16, 8, 9), (mx.bfloat16, 7, 9), (mx.bfloat16, 8, 7)]
+)
+def test_what_kernels_are_not_made_for_is_left_to_plain_operations(
+    monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype, blocks: int, capability: int
+) -> None:
+    """fp16 could overflow; there must be a block for each request; older GPUs have no tensor cores for bf16."""
+    monkeypatch.undo()
+    monkeypatch.setattr(launch, "backend", lambda: "cuda")
+    monkeypatch.setattr(launch, "blocks", lambda: blocks)
+    monkeypatch.setattr(launch, "_capability", lambda: capability)
+    weights = RandomWeights(dtype)
+    plain = [Layer.build(weights, "layer", CONFIG)]
+    head = weights.linear("head", HIDDEN, VOCABULARY)
+    layers, heads, stack = kernels.stack(plain, [head], weights.array("norm.weight", HIDDEN))
+    assert stack is None
+    assert (layers, heads) == (plain, [head])
+
+
+def test_a_launch_that_fails_leaves_no_ticket() -> None:
+    def launching(ticket: mx.array, fails: bool) -> tuple[mx.array, mx.array]:
+        if fails:
+            raise RuntimeError("no luck")
+        return mx.array(ticket), mx.full((TICKET,), 7, mx.uint32)
+
+    run = launch.one_by_one(launching)
+    run(False)
+    assert np.array(run(False)).tolist() == [7] * TICKET  # what the launch before left
+    with pytest.raises(RuntimeError, match="no luck"):
+        run(True)
+    assert np.array(run(False)).tolist() == [0] * TICKET
+    with pytest.raises(RuntimeError, match="no luck"):
+        run(True)
+
+
 def _filled(rows: mx.array, size: int) -> mx.array:
     room = mx.full((*rows.shape[:3], size - rows.shape[3], DIM), float("nan"), rows.dtype)
     return mx.concatenate([rows, room], axis=3)

@@ -504,3 +504,19 @@ def test_a_burst_is_cut_short_for_who_has_nothing_in_hand() -> None:
     assert party.ready("behind", behind, 2)  # late
     party.still("behind")
     assert not party.held
+
+
+def test_what_a_listener_has_in_hand() -> None:
+    """Chunks of 1, 2, 4, 8, 8 frames, of which each leaves when the frame behind it has been made."""
+    playout = Playout(sizes())
+    playout.reach(1, 0.0)
+    assert playout.in_hand_s(0.0) == math.inf
+    playout.taken(0.0)
+    now = 0.0
+    for frame in range(1, 25):
+        now = frame * 0.01
+        playout.reach(frame, now)
+    assert playout.in_hand_s(now) == pytest.approx(23 * FRAME_S - now)  # frames 0 to 22 have left
+    for frame in range(25, 33):
+        playout.reach(frame, now + 2)  # frame 32 comes too late: the player has waited
+    assert playout.in_hand_s(now + 2) == pytest.approx(8 * FRAME_S)

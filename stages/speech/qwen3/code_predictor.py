@@ -88,7 +88,7 @@ class CodePredictor:
         control = controls(sampling, self._vocabulary)
         parts = hidden, code0, keys, frames
         padded = [launch.filled_up(part) for part in parts] if self._launches else parts
-        made = self._frame[kernels.nucleus(sampling)](control, *padded)
+        made = self._frame[kernels.nucleus(sampling, self._vocabulary)](control, *padded)
         return list(zip(*made, strict=True))[: len(hidden)]
 
     def logits(self, hidden: mx.array, codes: mx.array) -> mx.array:

@@ -39,9 +39,9 @@ __shared__ Pack<float, 4> shared[SHARED / 16];
 Grid grid{{const_cast<unsigned*>(ticket)}};
 const float* const olds[] = {{{olds}}};
 float* const nows[] = {{{nows}}};
-const int frames = codes_shape[1], groups = codes_shape[2];
+const int frames = codes_shape[1], groups = codes_shape[2], begin = position[0];
 if (blockIdx.x == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
-if (blockIdx.x == 0 && threadIdx.x == 0) *next = position[0] + frames;
+if (blockIdx.x == 0 && threadIdx.x == 0) *next = begin + frames;
 const Phase* const all = reinterpret_cast<const Phase*>(phases);
 const int count = phases_shape[0], ahead = 2;
 for (int p = 0; p < min(ahead, count); ++p) codec_expect(all[p], parameters);
@@ -53,7 +53,7 @@ for (int p = 0; p < count; ++p) {{
   const Phase phase = all[p];
   grid.meet();
   codec_phase(
-      shared[0].at, phase, parameters, room, turn, position[0], phase.tail < 0 ? nullptr : olds[phase.tail],
+      shared[0].at, phase, parameters, room, turn, begin, phase.tail < 0 ? nullptr : olds[phase.tail],
       phase.tail < 0 ? nullptr : nows[phase.tail], pcm);
   if (p + ahead < count) codec_expect(all[p + ahead], parameters);
 }}

@@ -93,9 +93,9 @@ if (threadIdx.x == 0) code[b] = chosen;
 """
 
 
-def nucleus(given: Sampling) -> bool:
+def nucleus(given: Sampling, vocabulary: int) -> bool:
     """Whether top-p needs a trace of its own; `choose` has it in every trace where kernels serve."""
-    return given.nucleus and not launch.serve()
+    return given.nucleus and not (launch.serve() and vocabulary <= CHOICES)
 
 
 def widest(stack: "Stack | None") -> int:
@@ -130,7 +130,8 @@ class Matrix(NamedTuple):
         if form.mode != "affine" or form.bits not in (8, 4) or form.group_size % 8:
             return None
         scales, zeros = [one.scales for one in plain], [one.zeros for one in plain]
-        assert all(part is not None for part in (*scales, *zeros))
+        if any(part is None for part in (*scales, *zeros)):
+            return None
         words = mx.stack([one.matrix for one in plain])
         return cls(words, mx.stack(cast(Any, scales)), mx.stack(cast(Any, zeros)), form)
 
@@ -352,8 +353,10 @@ def stack(
         [Matrix.of(each) for each in (*columns, heads)] if launch.serve() and first.head_dim % 64 == 0 else []
     )
     matrices = [one for one in found if one is not None and one.rows % 8 == 0 and one.columns % 32 == 0]
-    exact = norm.dtype == mx.float32
-    if len(matrices) < len(_MATRICES) or (exact and any(one.format is not None for one in matrices)):
+    # In fp16 a row times its norm's weight could overflow; quantised weights are unpacked for tensor cores only.
+    forms = {one.format for one in matrices}
+    fits = norm.dtype == mx.bfloat16 or (norm.dtype == mx.float32 and forms == {None})
+    if len(matrices) < len(_MATRICES) or not fits or launch.blocks() < WIDTHS[-1]:
         return list(layers), list(heads), None
     norms = [
         mx.stack([one for one in column if one is not None])

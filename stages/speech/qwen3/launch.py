@@ -4,6 +4,7 @@ Some stay on the GPU with a block for each multiprocessor, and their blocks meet
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,9 +28,12 @@ Item = TypeVar("Item")
 
 def serve() -> bool:
     """Whether this device runs them: NVIDIA GPUs from Ampere on, which have tensor cores for bf16."""
-    if backend() != "cuda" or plain("kernels"):
-        return False
-    return int(mx.device_info().get("compute_capability_major", 8)) >= 8
+    return backend() == "cuda" and not plain("kernels") and _capability() >= 8
+
+
+@cache
+def _capability() -> int:
+    return int(mx.device_info().get("compute_capability_major", 8))
 
 
 def filled_up(parts: list[Item]) -> list[Item]:
@@ -58,20 +62,33 @@ def blocks() -> int:
     return found.value
 
 
-class _Tickets:
+class _Tickets(threading.local):
     """Two launches that stay on the GPU at the same time could wait for each other for ever, so each takes the
-    ticket that the last one leaves: uint32 [TICKET], zeros, in which its blocks count themselves."""
+    ticket that the last one leaves: uint32 [TICKET], zeros, in which its blocks count themselves.
+
+    One for all models of a thread, whose stream they share.
+    """
 
     last: mx.array | None = None
 
 
+_tickets = _Tickets()
+
+
 def one_by_one(launching: Callable[..., tuple[Any, mx.array]]) -> Callable[..., Any]:
-    """A function that takes a ticket first and returns one last, as one that knows of none."""
+    """A function that takes a ticket first and returns one last, as one that knows of none.
+
+    What it makes is queued at once: a launch that fails must not leave its ticket to others.
+    """
 
     def run(*given: Any) -> Any:
-        if _Tickets.last is None:
-            _Tickets.last = mx.zeros((TICKET,), mx.uint32)
-        made, _Tickets.last = launching(_Tickets.last, *given)
+        ticket = _tickets.last
+        if ticket is None:
+            ticket = mx.zeros((TICKET,), mx.uint32)
+        _tickets.last = None
+        made, left = launching(ticket, *given)
+        mx.async_eval(made, left)
+        _tickets.last = left
         return made
 
     return run

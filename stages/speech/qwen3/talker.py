@@ -69,7 +69,7 @@ class Talker:
         length, rows = prefill.shape[1], self._padded(prefill)
         control, key = controls(sampling, self.first.vocabulary), request_key(seed)
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
-        nucleus = kernels.nucleus(sampling)
+        nucleus = kernels.nucleus(sampling, self.first.vocabulary)
         cache, seen, code, hidden = self._start[nucleus](rows, position, frame, key, control)
         own = cache, position, seen, frame, key, control, nucleus, length
         return TalkerState(*own, self._recent, position, length), code, hidden
@@ -89,7 +89,7 @@ class Talker:
         padded, length = self._padded(rows), prefix.length + rows.shape[1]
         size = self._bucket(max(prefix.cache[0].shape[2], prefix.length + padded.shape[0], length + 1))
         control, key = controls(sampling, self.first.vocabulary), request_key(seed)
-        nucleus = kernels.nucleus(sampling)
+        nucleus = kernels.nucleus(sampling, self.first.vocabulary)
         first, last = mx.array([prefix.length], mx.int32), mx.array([rows.shape[1] - 1], mx.int32)
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
         cache, seen, code, hidden = self._resume[nucleus](
