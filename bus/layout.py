@@ -98,6 +98,8 @@ class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     part_letters: int = 500
     """Longer texts are cut at sentence ends into parts of at most so many letters; not in described voices, which
     would change from part to part."""
+    instruction_tokens: int = 2048
+    """Longest description or instruction: it is read in one piece, in a time that grows with its square."""
     clone_layout: Literal["official", "reference_first"] = "official"
     """Prompt of a clone with transcript: as in the official code, or with all of the reference before the text, so
     that its keys and values are computed once for all texts."""

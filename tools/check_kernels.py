@@ -83,15 +83,17 @@ def check_formulas(size: str) -> bool:
 
 
 def check_rows(model: Qwen3TTS, name: str) -> bool:
-    alike = True
+    found: list[bool] = []
     for rows in (2, 3, 8):
         together = speak(model, list(range(rows)), FRAMES)
+        alike = True
         for i in range(rows):
             (alone,) = speak(model, [i], FRAMES)
             pairs = zip([*alone.codes, *alone.hidden], [*together[i].codes, *together[i].hidden], strict=True)
             alike = alike and all(bool(mx.array_equal(a, b).item()) for a, b in pairs)
         print(f"{name}, {rows} rows: {'as' if alike else 'NOT as'} each alone", flush=True)
-    return alike
+        found.append(alike)
+    return all(found)
 
 
 def check_choice(rows: int, vocabulary: int) -> bool:

@@ -138,6 +138,7 @@ class PromptStage(Actor[_Request]):
             if layout == "streaming" and clone.codes is not None and self._reference_first:
                 layout = "reference_first"
             return build_clone(model, text, clone, language=speak.language, layout=layout)
+        self._bound(speak, model)
         return build(
             model,
             text,
@@ -146,6 +147,17 @@ class PromptStage(Actor[_Request]):
             instructions=speak.instructions,
             full_text=speak.full_text is not False,
         )
+
+    def _bound(self, speak: Speak, model: Qwen3TTS) -> None:
+        """:raises RequestError: the instructions are too long."""
+        most, given = self._settings.instruction_tokens, speak.instructions or ""
+        tokens = len(model.templates.instruction(given)) if given and model.takes_instructions else 0
+        if tokens > most:
+            raise RequestError(
+                f"instructions have {tokens} tokens for model {speak.model}; {most} are the most.",
+                "instructions",
+                code="string_too_long",
+            )
 
     @property
     def _reference_first(self) -> bool:
@@ -156,6 +168,7 @@ class PromptStage(Actor[_Request]):
         speak, model = state.speak, state.model
         if state.clone is not None:
             return TextFeed(model, *reference_prefix(model, state.clone, speak.language))
+        self._bound(speak, model)
         role, _ = model.templates.spoken("")
         prefix = prefix_rows(
             model, role, voice=speak.voice, language=speak.language, instructions=speak.instructions

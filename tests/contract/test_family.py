@@ -250,6 +250,7 @@ async def test_text_in_pieces_in_a_cloned_voice(family: Running) -> None:
         ({"model": "custom", "reference": "low", "stored": "Ada"}, "voice", "'Ada' is a stored voice"),
         ({"model": "custom06", "voice": "ryan", "instructions": "Sad."}, "instructions", "custom"),
         ({"model": "design"}, "instructions", "description"),
+        ({"model": "design", "instructions": "Very old. " * 1000}, "instructions", "tokens"),
         ({"model": "design", "voice": "ryan", "instructions": "Old."}, "voice", "custom"),
         ({"model": "base", "x_vector": b"\0" * 64}, "speaker_embedding", "16"),
         ({"model": "base", "reference": "low", "language": "Klingon"}, "language", "german"),

@@ -2,7 +2,7 @@
 
 Here are the prompts: their rows [1, L, H] go through all layers at once, into preallocated caches
 [2, kv_heads, S, D] of each layer, S a bucket of 256, 512, 1024 … Frames follow in `talker_step`.
-Nothing is evaluated here: every function returns lazy arrays.
+Nothing is waited for here.
 """
 
 from collections.abc import Callable

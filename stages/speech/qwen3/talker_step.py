@@ -4,7 +4,7 @@ Per frame: x = sum of the last frame's 16 code embeddings + the next text row  [
            layers over each request's own cache
            code 0 sampled from [B, V] inside the same trace.
 `PlainStep` consists of MLX's operations and writes into the caches; `KernelStep` of a CUDA kernel, which puts new
-positions into a short buffer beside the cache. Nothing is evaluated here.
+positions into a short buffer beside the cache. Nothing is waited for here.
 """
 
 from abc import ABC, abstractmethod
