@@ -70,6 +70,8 @@ async def serve_running(
     bound.listen(config.backlog)
     config.bind = [f"fd://{bound.detach()}"]  # Hypercorn closes it
     config.keep_alive_timeout = settings.idle_timeout_s
+    # Sessions refuse what is longer than a body may be; here only what they should not even hold.
+    config.websocket_max_message_size = 2 * settings.max_body_bytes
     config.graceful_timeout = 1.0
     config.include_server_header = False
     config.errorlog = logging.getLogger("vivavoce.http")

@@ -29,7 +29,6 @@ from .speech import done
 
 IDLE_S = 60.0
 """Without a message from the client and with nothing to send, the session ends."""
-MAX_MESSAGE_LETTERS = 128 * 1024
 MAX_UTTERANCES = 4
 """Open at once in one session."""
 
@@ -68,7 +67,8 @@ class Session:
         self._exchange = exchange
         self._config = SessionConfig()
         self._refused = False
-        """Whether the last config was, so that no text is spoken in another way than was asked for."""
+        """Whether the last config was, or what may have been one: no text is spoken in another way than was asked
+        for."""
         self._likeness: Likeness | None = None
         self._utterances: list[Utterance] = []
         self._filling: Utterance | None = None
@@ -102,6 +102,7 @@ class Session:
                 try:
                     return self._parse(message)
                 except RequestError as error:
+                    self._refused = True  # nobody knows that it was no config
                     await self._fail(error.failure)
                     continue
             if idle.cancelled_caught and (not self._utterances or self._filling is not None):
@@ -111,9 +112,14 @@ class Session:
                 return None
 
     def _parse(self, message: str | bytes) -> dict[str, Any]:
-        if isinstance(message, bytes) or len(message) > MAX_MESSAGE_LETTERS:
+        if isinstance(message, bytes):
+            raise RequestError("The message is binary: send JSON as a text message.", code="binary_message")
+        most = self._edge.settings.max_body_bytes  # as of a request over HTTP: it may hold a reference
+        if len(message) > most:
             raise RequestError(
-                f"Send JSON text of at most {MAX_MESSAGE_LETTERS} letters.", code="invalid_json"
+                f"The message is too long: {len(message):,} letters, and at most {most:,} are taken.",
+                status=413,
+                code="message_too_long",
             )
         try:
             parsed = msgspec.json.decode(message, type=dict[str, Any])
@@ -157,7 +163,9 @@ class Session:
         if utterance is None:
             if self._refused:
                 raise RequestError(
-                    "The last session.config was refused: send another before any text.", "type"
+                    "The last session.config was refused, or a message could not be read: "
+                    "send a session.config before any text.",
+                    "type",
                 )
             if len(self._utterances) >= MAX_UTTERANCES:
                 raise RequestError(

@@ -34,11 +34,11 @@ class Socket:
         self._events: list[Any] = []
 
     async def open(self, headers: list[tuple[bytes, bytes]]) -> Any:
-        await self._put(Request(host="127.0.0.1", target=PATH, extra_headers=headers))
+        await self.put(Request(host="127.0.0.1", target=PATH, extra_headers=headers))
         return await self._event()
 
     async def say(self, kind: str, **fields: Any) -> None:
-        await self._put(TextMessage(data=json.dumps({"type": kind, **fields})))
+        await self.put(TextMessage(data=json.dumps({"type": kind, **fields})))
 
     async def hear(self) -> Any:
         """The next message: a dict, bytes, or the closing."""
@@ -64,7 +64,7 @@ class Socket:
             assert not isinstance(heard[-1], CloseConnection)
         return heard
 
-    async def _put(self, event: Any) -> None:
+    async def put(self, event: Any) -> None:
         await self._connection.send(self._wire.send(event))
 
     async def _event(self) -> Any:
@@ -239,6 +239,28 @@ async def test_nothing_is_spoken_in_another_way_than_was_asked_for(dial: Callabl
     async with dial() as socket:
         await socket.say("session.config", voice="nobody", response_format="pcm")
         assert (await socket.hear())["error"]["param"] == "voice"
+        await socket.say("input.text", text="Hello.")
+        assert "session.config was refused" in (await socket.hear())["message"]
+        await socket.say("session.config", voice="ryan", response_format="pcm")
+        await socket.say("input.text", text="Hello.")
+        await socket.say("input.done")
+        assert (await socket.until("audio.start"))[-1]["format"] == "pcm"
+
+
+@pytest.mark.parametrize(
+    ("unread", "code"),
+    [
+        (BytesMessage(data=b'{"type": "session.config", "voice": "ryan"}'), "binary_message"),
+        (TextMessage(data='{"type": "session.config", "voice": "ry'), "invalid_json"),
+        (TextMessage(data=json.dumps({"type": "session.config", "pad": "x" * 200_000})), "message_too_long"),
+    ],
+)
+async def test_a_config_that_cannot_be_read_is_a_refused_one(
+    dial: Callable[..., Any], serve_with: Callable[..., Any], unread: Any, code: str
+) -> None:
+    async with serve_with(max_body_bytes=200_000) as server, dial(port=server.port) as socket:
+        await socket.put(unread)
+        assert (await socket.hear())["error"]["code"] == code
         await socket.say("input.text", text="Hello.")
         assert "session.config was refused" in (await socket.hear())["message"]
         await socket.say("session.config", voice="ryan", response_format="pcm")

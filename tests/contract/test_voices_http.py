@@ -17,6 +17,7 @@ import pytest
 from vivavoce.bus.running import Running
 
 from .conftest import Server, serving
+from .test_socket import Socket
 
 SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
 
@@ -75,6 +76,19 @@ async def refused(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     reply = await http.post(SPEECH, json=body(**fields))
     assert reply.status_code in (400, 404), reply.text[:300]
     return reply.json()["error"]
+
+
+async def test_the_socket_takes_the_longest_reference(house: Server, connect: Callable[..., Any]) -> None:
+    clone = {**CLONE, "ref_audio": uri(wav(seconds=30))}
+    async with connect(house.port) as connection:
+        socket = Socket(connection)
+        await socket.open([])
+        await socket.say("session.config", response_format="pcm", seed=3, max_new_tokens=12, **clone)
+        await socket.say("input.text", text="Hello, world!")
+        await socket.say("input.done")
+        heard = await socket.until("session.done")
+    assert any(isinstance(message, bytes) for message in heard)
+    assert heard[-2]["error"] is False
 
 
 @pytest.mark.parametrize("stream", [True, False])
