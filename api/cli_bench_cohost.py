@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def add(kinds: Any, common: argparse.ArgumentParser) -> None:
         "--frames", type=positive, help="frames of a reply, 80 ms each (default: by its text, 6 to 8 s)"
     )
     cohost.add_argument(
-        "--alone", type=float, default=5.0, metavar="SECONDS", help="chat without speech (default: 5)"
+        "--alone", type=_seconds, default=5.0, metavar="SECONDS", help="chat without speech (default: 5)"
     )
     cohost.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     cohost.add_argument(
@@ -63,6 +64,13 @@ def _width(text: str) -> int:
     value = int(text)
     if value < 128 or value % 128:
         raise argparse.ArgumentTypeError("a multiple of 128 is allowed")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:  # nan is none either
+        raise argparse.ArgumentTypeError("a number above 0 is allowed")
     return value
 
 

@@ -21,7 +21,7 @@ import anyio
 import msgspec
 import psutil
 
-from ...bus.errors import StartError, VivavoceError
+from ...bus.errors import LayoutError, StartError, VivavoceError
 from ...bus.layout import Layout, load
 from ...bus.running import Running
 from ...configs.models import find, split_name
@@ -76,7 +76,8 @@ class _Round(NamedTuple):
 
 
 def bench(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
-    """Raises VivavoceError where a model cannot be had, or where the machine swapped."""
+    """Raises VivavoceError where the layout lacks chat or speech, a model cannot be had, or the machine swapped."""
+    _require_both(load(args.layout))
     with _models(args, say) as models:
         before = swapped()
         rounds: dict[str, list[_Round]] = defaultdict(list)
@@ -96,6 +97,14 @@ def bench(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
     )
     svg = draw([picture for policy in args.policy for picture in _pictures(policy, rounds[policy][0])])
     return Outcome(table(result), msgspec.json.format(msgspec.json.encode(result)).decode(), svg)
+
+
+def _require_both(layout: Layout) -> None:
+    """Raises LayoutError, before any model is loaded or written."""
+    if layout.place("talker") is None or layout.place("chat") is None:
+        raise LayoutError(
+            f"the layout {layout.name} does not run both chat and speech: use --layout cohost or together"
+        )
 
 
 def _tell(say: Callable[[str], None], where: str, what: str) -> None:

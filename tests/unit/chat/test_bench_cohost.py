@@ -119,6 +119,22 @@ def test_random_chat_weights_are_a_model_that_loads(dtype: str, tmp_path: Path) 
     assert ("quantization" in model.config) == (dtype == "4bit")
 
 
+@pytest.mark.parametrize("seconds", ["nan", "-3", "0", "inf", "x"])
+def test_a_time_that_is_none_is_wrong_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "cohost", "--chat-layers", "1", f"--alone={seconds}"])
+    assert ended.value.code == 2
+    assert "--alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", ["speech", "chat"])
+def test_a_layout_without_one_of_them_is_refused_before_any_model(
+    layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "cohost", "--chat-model", "/no/such/folder", "--layout", layout]) == 1
+    assert f"the layout {layout} does not run both chat and speech" in capsys.readouterr().err
+
+
 def test_a_run(smollm2_folder: Path, tmp_path: Path) -> None:
     result, picture = tmp_path / "result.json", tmp_path / "picture.svg"
     words = ["bench", "cohost", "--chat-model", str(smollm2_folder), "--layout", "together", "--frames", "2"]
