@@ -1,11 +1,13 @@
 """Voices to imitate on the command line: recordings in files, and the user's stored voices."""
 
 import argparse
+import io
 import json
-from pathlib import Path
+import os
+import stat
 from typing import TYPE_CHECKING, Any
 
-from .cli_terminal import words
+from .cli_terminal import size, words
 
 if TYPE_CHECKING:
     from ..bus.control import ModelInfo
@@ -88,12 +90,12 @@ async def chosen(args: argparse.Namespace, layout: "Layout") -> "Likeness | None
         if args.ref_text is not None:
             raise VivavoceError("--ref-text says what is in --ref-audio, which is missing")
         if args.speaker_embedding is not None:
-            return Likeness(x_vector=_embedding(args.speaker_embedding))
+            return Likeness(x_vector=_embedding(args.speaker_embedding, layout))
         stored = _store(layout).find(args.voice) if args.voice else None
         if stored is None:
             return None
         return Likeness(stored.pcm, None if args.x_vector else stored.text, stored=stored.name)
-    return Likeness(recording(args.ref_audio), None if args.x_vector else args.ref_text)
+    return Likeness(recording(args.ref_audio, layout), None if args.x_vector else args.ref_text)
 
 
 def _check_free(name: str, layout: "Layout") -> None:
@@ -107,20 +109,19 @@ def _check_free(name: str, layout: "Layout") -> None:
         raise VivavoceError(f"there is a voice {name!r} already: choose another name, or remove it first")
 
 
-def _embedding(file: str) -> bytes:
+def _embedding(file: str, layout: "Layout") -> bytes:
     """float32 numbers of a speaker embedding in a NumPy or JSON file. Raises VivavoceError for anything else."""
     import numpy as np
 
     from ..bus.errors import VivavoceError
 
+    data = _read(file, layout)
     try:
         if file.endswith(".npy"):
-            values = np.load(file, allow_pickle=False)
+            values = np.load(io.BytesIO(data), allow_pickle=False)
         else:
-            values = np.array(json.loads(Path(file).read_text("utf-8")), np.float32)
+            values = np.array(json.loads(data), np.float32)
         packed = values.astype("<f4").squeeze()
-    except OSError as error:
-        raise VivavoceError(f"{file}: {error.strerror or error}") from None
     except (ValueError, TypeError, EOFError):
         raise VivavoceError(f"{file} holds no numbers: give a .npy file, or a JSON list") from None
     if packed.ndim != 1 or not np.isfinite(packed).all():
@@ -128,16 +129,31 @@ def _embedding(file: str) -> bytes:
     return packed.tobytes()
 
 
-def recording(file: str) -> bytes:
+def recording(file: str, layout: "Layout | None" = None) -> bytes:
     """PCM of an audio file. Raises VivavoceError where it cannot be read or used."""
-    from ..bus.errors import VivavoceError
     from . import references
 
+    return references.decode(_read(file, layout), file)
+
+
+def _read(file: str, layout: "Layout | None") -> bytes:
+    """A regular file, as large as what a client may send. Raises VivavoceError."""
+    from ..bus.errors import VivavoceError
+    from ..bus.layout import Api
+
+    most = (layout.api if layout is not None else Api()).max_body_bytes
     try:
-        data = Path(file).read_bytes()
+        if not stat.S_ISREG(
+            os.stat(file).st_mode
+        ):  # before it is opened: that alone may wait, or do something
+            raise VivavoceError(f"{file} is no regular file")
+        with open(file, "rb") as opened:
+            data = opened.read(most + 1)
     except OSError as error:
         raise VivavoceError(f"{file}: {error.strerror}") from None
-    return references.decode(data, file)
+    if len(data) > most:
+        raise VivavoceError(f"{file} is too large: at most {size(most)} are taken")
+    return data
 
 
 def save(

@@ -47,6 +47,11 @@ def test_voices_are_added_listed_and_removed(
         (["voices", "add", "Serena", "FILE"], "'Serena' is a preset voice: choose another name"),
         (["voices", "add", "x", "/no/such/file"], "/no/such/file: No such file"),
         (["voices", "add", "x", __file__], "no audio"),
+        (["voices", "add", "x", "/dev/zero"], "/dev/zero is no regular file"),
+        (["voices", "add", "x", "LARGE"], "large.wav is too large: at most 16.0 MiB are taken"),
+        (["speak", "Hi.", "--ref-audio", "/dev/zero"], "/dev/zero is no regular file"),
+        (["speak", "Hi.", "--ref-audio", "LARGE"], "large.wav is too large: at most 16.0 MiB are taken"),
+        (["speak", "Hi.", "--speaker-embedding", "/dev/zero"], "/dev/zero is no regular file"),
         (["speak", "Hi.", "--ref-text", "Hello."], "--ref-audio, which is missing"),
         (["speak", "Hi.", "--ref-audio", "FILE", "--voice", "ryan"], "--voice and --ref-audio are 2 voices"),
         (["speak", "Hi.", "--speaker-embedding", "FILE", "--voice", "ryan"], "are 2 voices"),
@@ -61,7 +66,10 @@ def test_voices_are_added_listed_and_removed(
 def test_what_cannot_be_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    given = [str(tmp_path / "a.wav") if word == "FILE" else word for word in arguments]
+    files = {"FILE": tmp_path / "a.wav", "LARGE": tmp_path / "large.wav"}
+    with files["LARGE"].open("wb") as large:
+        large.truncate((16 << 20) + 1)
+    given = [str(files.get(word, word)) for word in arguments]
     if given[0] == "speak":
         given += ["-o", str(tmp_path / "out.wav")]
     assert cli.main(given) == 1
