@@ -1,6 +1,8 @@
 """The benchmark: what it makes, counts and computes. No test looks at how long anything took."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ import numpy as np
 import pytest
 
 from vivavoce.api import cli
+from vivavoce.bus.child import PARENT_GONE
 from vivavoce.bus.errors import StartError
 from vivavoce.configs.models import find
-from vivavoce.stages.bench import checkpoint
+from vivavoce.stages.bench import checkpoint, worker
 from vivavoce.stages.bench.compare import Worker, alternate, compare, spread, sum_up
 from vivavoce.stages.bench.records import MEASURES, About, Piece, Pieces, Plan, Result, Run, Side, Waits
 from vivavoce.stages.bench.table import table
@@ -168,6 +171,27 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path) -> None:
     plan = Plan("vivavoce", str(tmp_path / "nowhere"), "speech", "Hello.", "ryan", 2)
     with pytest.raises(StartError, match="vivavoce could not be measured: no model folder"), Worker(plan):
         pass
+
+
+@pytest.mark.parametrize(("words", "status"), [(b"", 0), (b"run\n", PARENT_GONE)])
+def test_a_worker_ends_with_its_parent_also_at_work(words: bytes, status: int, tmp_path: Path) -> None:
+    """A run of so many frames takes hours."""
+    checkpoint.endless(find("embedded"), tmp_path / "model")
+    plan = Plan("vivavoce", str(tmp_path / "model"), "speech", "Hello.", "ryan", 1_000_000)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", worker.__name__, msgspec.json.encode(plan).decode()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            msgspec.json.decode(process.stdout.readline(), type=About)  # it is ready
+            process.stdin.write(words)
+            process.stdin.close()
+            assert process.wait(15) == status
+        finally:
+            process.kill()
 
 
 def test_mlx_audio_s_reason_is_told(tmp_path: Path) -> None:
