@@ -91,7 +91,7 @@ class Utterance:
     @property
     def kind(self) -> tuple[int, bool]:
         """Equal for those that one step can serve."""
-        return id(self.model), self.sampling.nucleus
+        return id(self.model), self.model.talker.nucleus(self.sampling)
 
     @property
     def running(self) -> Run:

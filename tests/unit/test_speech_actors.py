@@ -48,6 +48,9 @@ class _Talker:
 
     widest = 8
 
+    def nucleus(self, sampling: Sampling) -> bool:
+        return sampling.nucleus
+
     def __init__(self, codes: list[int]) -> None:
         self.codes = codes
         self.begun = 0

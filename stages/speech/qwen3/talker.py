@@ -62,6 +62,10 @@ class Talker:
         )
         self._recent = mx.zeros(room, weights.dtype)
 
+    def nucleus(self, sampling: Sampling) -> bool:
+        """Whether the frames of such a request have a trace of their own: others are not computed with them."""
+        return kernels.nucleus(sampling, self.first.vocabulary)
+
     def start(
         self, prefill: mx.array, sampling: Sampling, seed: int
     ) -> tuple[TalkerState, mx.array, mx.array]:
@@ -69,7 +73,7 @@ class Talker:
         length, rows = prefill.shape[1], self._padded(prefill)
         control, key = controls(sampling, self.first.vocabulary), request_key(seed)
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
-        nucleus = kernels.nucleus(sampling, self.first.vocabulary)
+        nucleus = self.nucleus(sampling)
         cache, seen, code, hidden = self._start[nucleus](rows, position, frame, key, control)
         own = cache, position, seen, frame, key, control, nucleus, length
         return TalkerState(*own, self._recent, position, length), code, hidden
@@ -89,7 +93,7 @@ class Talker:
         padded, length = self._padded(rows), prefix.length + rows.shape[1]
         size = self._bucket(max(prefix.cache[0].shape[2], prefix.length + padded.shape[0], length + 1))
         control, key = controls(sampling, self.first.vocabulary), request_key(seed)
-        nucleus = kernels.nucleus(sampling, self.first.vocabulary)
+        nucleus = self.nucleus(sampling)
         first, last = mx.array([prefix.length], mx.int32), mx.array([rows.shape[1] - 1], mx.int32)
         position, frame = mx.array([length], mx.int32), mx.array([0], mx.int32)
         cache, seen, code, hidden = self._resume[nucleus](
