@@ -58,6 +58,7 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     reference_urls: bool = False
     """Whether a reference may be fetched from an http or https address that a client gives."""
     max_body_bytes: int = 16 * 1024 * 1024
+    """Of a request, of a WebSocket message, and of a recording read on the command line."""
     max_batch_items: int = 32
     first_audio_timeout_s: float = 120.0
     """How long a request may wait for its next audio before it ends with an error."""
