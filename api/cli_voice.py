@@ -143,9 +143,8 @@ def _read(file: str, layout: "Layout | None") -> bytes:
 
     most = (layout.api if layout is not None else Api()).max_body_bytes
     try:
-        if not stat.S_ISREG(
-            os.stat(file).st_mode
-        ):  # before it is opened: that alone may wait, or do something
+        mode = os.stat(file).st_mode  # before it is opened: that alone may wait, or do something
+        if not stat.S_ISREG(mode):
             raise VivavoceError(f"{file} is no regular file")
         with open(file, "rb") as opened:
             data = opened.read(most + 1)

@@ -207,9 +207,10 @@ class SpeechParty(Party):
 
     def ready(self, request: str, playout: Playout, frame: int) -> bool:
         """A frame could be begun. True: go on, False: `turn` will tell when."""
+        now = self._clock()
+        playout.reach(frame, now)
         if self.alone:
             return True
-        now = self._clock()
         if (began := self._moving.pop(request, None)) is not None:
             took = min(now - began, FRAME_S)  # with more no listener is ever served in time
             self.cost_s = max(took, 0.9 * self.cost_s + 0.1 * took)

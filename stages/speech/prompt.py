@@ -93,6 +93,7 @@ class PromptStage(Actor[_Request]):
 
     async def opened(self, state: _Request, outbox: Outbox) -> None:
         speak = state.speak
+        self._bound(speak, state.model)
         wanted = self._settings.clean_text if speak.clean is None else speak.clean
         if speak.more_text:
             state.feed, state.cleaner = self._text_feed(state), Cleaner() if wanted else None
@@ -138,7 +139,6 @@ class PromptStage(Actor[_Request]):
             if layout == "streaming" and clone.codes is not None and self._reference_first:
                 layout = "reference_first"
             return build_clone(model, text, clone, language=speak.language, layout=layout)
-        self._bound(speak, model)
         return build(
             model,
             text,
@@ -168,7 +168,6 @@ class PromptStage(Actor[_Request]):
         speak, model = state.speak, state.model
         if state.clone is not None:
             return TextFeed(model, *reference_prefix(model, state.clone, speak.language))
-        self._bound(speak, model)
         role, _ = model.templates.spoken("")
         prefix = prefix_rows(
             model, role, voice=speak.voice, language=speak.language, instructions=speak.instructions

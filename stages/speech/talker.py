@@ -161,9 +161,7 @@ class TalkerStage(Actor[Utterance]):
             self._party.still(name)
             await self._wait_for_text(request, run, outbox)
             return
-        frame = request.done + run.frame + 1
-        playout.reach(frame, time.monotonic())
-        if not granted and not self._party.ready(name, playout, frame):
+        if not granted and not self._party.ready(name, playout, request.done + run.frame + 1):
             return
         self._ready[name] = request
 

@@ -239,12 +239,7 @@ async def test_nothing_is_spoken_in_another_way_than_was_asked_for(dial: Callabl
     async with dial() as socket:
         await socket.say("session.config", voice="nobody", response_format="pcm")
         assert (await socket.hear())["error"]["param"] == "voice"
-        await socket.say("input.text", text="Hello.")
-        assert "session.config was refused" in (await socket.hear())["message"]
-        await socket.say("session.config", voice="ryan", response_format="pcm")
-        await socket.say("input.text", text="Hello.")
-        await socket.say("input.done")
-        assert (await socket.until("audio.start"))[-1]["format"] == "pcm"
+        await _text_waits_for_a_config(socket)
 
 
 @pytest.mark.parametrize(
@@ -261,12 +256,16 @@ async def test_a_config_that_cannot_be_read_is_a_refused_one(
     async with serve_with(max_body_bytes=200_000) as server, dial(port=server.port) as socket:
         await socket.put(unread)
         assert (await socket.hear())["error"]["code"] == code
-        await socket.say("input.text", text="Hello.")
-        assert "session.config was refused" in (await socket.hear())["message"]
-        await socket.say("session.config", voice="ryan", response_format="pcm")
-        await socket.say("input.text", text="Hello.")
-        await socket.say("input.done")
-        assert (await socket.until("audio.start"))[-1]["format"] == "pcm"
+        await _text_waits_for_a_config(socket)
+
+
+async def _text_waits_for_a_config(socket: Any) -> None:
+    await socket.say("input.text", text="Hello.")
+    assert "session.config was refused" in (await socket.hear())["message"]
+    await socket.say("session.config", voice="ryan", response_format="pcm")
+    await socket.say("input.text", text="Hello.")
+    await socket.say("input.done")
+    assert (await socket.until("audio.start"))[-1]["format"] == "pcm"
 
 
 async def test_leaving_frees_everything(dial: Callable[..., Any], http: httpx.AsyncClient) -> None:

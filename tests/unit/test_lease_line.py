@@ -65,17 +65,23 @@ def context() -> Generator[zmq.Context[Any]]:
     context.term()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(st.sampled_from(["tell", "look", "turn", "say"]), max_size=60))
-async def test_nothing_is_lost_or_overtaken(
-    context: zmq.Context[Any], tmp_path: Path, steps: list[str]
-) -> None:
-    address = f"ipc://{tmp_path}/{next(_ids)}"
+def _joined(context: zmq.Context[Any], folder: Path) -> tuple[Parent, LeaseLine, Noting]:
+    """Both ends, of which the party has said that it is there."""
+    address = f"ipc://{folder}/{next(_ids)}"
     parent, line = Parent(context, address), LeaseLine(context, address)
     party = Noting(line)
     line.open(party)
     party.join()
     assert parent.hear() == Release(0)
+    return parent, line, party
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.sampled_from(["tell", "look", "turn", "say"]), max_size=60))
+async def test_nothing_is_lost_or_overtaken(
+    context: zmq.Context[Any], tmp_path: Path, steps: list[str]
+) -> None:
+    parent, line, party = _joined(context, tmp_path)
     told: list[Told] = []
     for step in steps:
         match step:
@@ -96,12 +102,7 @@ async def test_nothing_is_lost_or_overtaken(
 
 
 async def test_a_recall_is_seen_without_a_turn_of_the_loop(context: zmq.Context[Any], tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/line"
-    parent, line = Parent(context, address), LeaseLine(context, address)
-    party = Noting(line)
-    line.open(party)
-    party.join()
-    assert parent.hear() == Release(0)
+    parent, line, party = _joined(context, tmp_path)
     parent.tell(Grant(1, False))
     with anyio.fail_after(10):
         async with party:

@@ -65,9 +65,8 @@ class CodePredictor:
         stack = stack if own.vocab_size <= kernels.CHOICES else None
         self.widest = kernels.widest(stack)
         """Requests whose frames may be computed together."""
-        self._launches = stack is not None
         if stack:
-            self._frame[False] = launch.one_by_one(compiled(self._launcher(stack, cos, sin)))
+            self._frame[False] = self._launcher(stack, cos, sin)
 
     def frame(
         self, hidden: mx.array, code0: mx.array, sampling: Sampling, key: mx.array, frame: mx.array
@@ -86,9 +85,7 @@ class CodePredictor:
     ) -> list[tuple[mx.array, mx.array]]:
         """One frame of each of several requests, computed together; as `frame` for each."""
         control = controls(sampling, self._vocabulary)
-        parts = hidden, code0, keys, frames
-        padded = [launch.filled_up(part) for part in parts] if self._launches else parts
-        made = self._frame[kernels.nucleus(sampling, self._vocabulary)](control, *padded)
+        made = self._frame[kernels.nucleus(sampling, self._vocabulary)](control, hidden, code0, keys, frames)
         return list(zip(*made, strict=True))[: len(hidden)]
 
     def logits(self, hidden: mx.array, codes: mx.array) -> mx.array:
@@ -151,7 +148,12 @@ class CodePredictor:
             chosen, ticket = stack.frame(self._rows, (cos, sin), start, first, drawn, control, ticket)
             return (apart(chosen, batch), apart(self.embed(chosen), batch)), ticket
 
-        return frame
+        launched = launch.one_by_one(compiled(frame))
+
+        def filled_up(control: Controls, *parts: list[mx.array]) -> Any:
+            return launched(control, *map(launch.filled_up, parts))
+
+        return filled_up
 
     def _pass(self, x: mx.array, caches: list[mx.array], first: int) -> mx.array:
         """rows x [B * T, hidden] at positions first…, put into the caches → normed last rows [B, hidden]."""

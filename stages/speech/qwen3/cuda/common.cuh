@@ -6,7 +6,7 @@ struct alignas(sizeof(T) * N) Pack { T at[N]; };
 template <int N, typename T>
 __device__ inline Pack<T, N> load(const T* from) { return *reinterpret_cast<const Pack<T, N>*>(from); }
 
-// Of what nobody reads again, so that it need not stay near.
+// Of what is too much to stay near until it is read again.
 template <int N, typename T>
 __device__ inline Pack<T, N> load_once(const T* from) {
   const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
