@@ -10,7 +10,7 @@ import pytest
 
 from vivavoce.stages.speech.qwen3 import kernels, launch, sampling
 from vivavoce.stages.speech.qwen3.code_predictor import CodePredictor
-from vivavoce.stages.speech.qwen3.kernels import Stack
+from vivavoce.stages.speech.qwen3.kernels import Stack, Stepped
 from vivavoce.stages.speech.qwen3.launch import TICKET
 from vivavoce.stages.speech.qwen3.layers import Layer
 from vivavoce.stages.speech.qwen3.ops import rms_norm, rotary
@@ -56,19 +56,29 @@ class _Model(NamedTuple):
     stack: Stack
     head: Linear
 
-    def run(
-        self, x: mx.array, past: list[mx.array], which: list[int]
-    ) -> tuple[mx.array, mx.array, list[mx.array]]:
+    def run(self, x: mx.array, past: list[mx.array], which: list[int]) -> Stepped:
         """One position of the requests `which`; what is not filled of their caches is NaN."""
         bases, positions = [BASES[i] for i in which], [POSITIONS[i] for i in which]
         caches = [_filled(past[i][:, :, :, : BASES[i]], 80) for i in which]
         recent = [_filled(past[i][:, :, :, BASES[i] :], RECENT) for i in which]
-        turn = rotary(mx.array(positions), DIM, 1e6)
-        at, base = mx.array(positions, mx.int32), mx.array(bases, mx.int32)
-        rows, ticket = mx.stack([x[i] for i in which]), mx.zeros((TICKET,), mx.uint32)
-        made, logits, written, left = self.stack.step(rows, turn, at, base, caches, recent, ticket)
+        control = sampling.stacked([sampling.controls(Sampling(do_sample=False), VOCABULARY)] * len(which))
+        made, left = self.stack.step(
+            mx.stack([x[i] for i in which]),
+            rotary(mx.arange(80), DIM, 1e6),
+            mx.array(bases, mx.int32),
+            mx.array(positions, mx.int32),
+            mx.zeros((len(which), VOCABULARY), mx.bool_),
+            mx.zeros(len(which), mx.int32),
+            mx.zeros((len(which), 2), mx.uint32),
+            control,
+            mx.zeros((2, VOCABULARY)),
+            0,
+            caches,
+            recent,
+            mx.zeros((TICKET,), mx.uint32),
+        )
         assert np.array(left).tolist() == [0] * TICKET
-        return made, logits, written
+        return made
 
 
 def _model(dtype: mx.Dtype, form: Format | None) -> _Model:
@@ -161,7 +171,7 @@ def test_layers_are_those_of_plain_operations_and_rows_do_not_know_each_other(
     model = _model(dtype, form)
     x = mx.random.normal((len(POSITIONS), HIDDEN), dtype)
     past = [mx.random.normal((LAYERS, 2, KV_HEADS, position, DIM), dtype) for position in POSITIONS]
-    together, said, written = model.run(x, past, [0, 1, 2, 3])
+    together = model.run(x, past, [0, 1, 2, 3])
     for i, (position, base) in enumerate(zip(POSITIONS, BASES, strict=True)):
         cos, sin = rotary(mx.array([position]), DIM, 1e6)
         expected, row = x[i : i + 1].astype(mx.float32), position - base
@@ -170,16 +180,20 @@ def test_layers_are_those_of_plain_operations_and_rows_do_not_know_each_other(
             expected = layer.attend(
                 expected, queries, mx.concatenate([past[i][j].astype(mx.float32), new], axis=2), None
             )
-            _close(written[i][j, :, :, row], new[:, :, 0], off)
-        _close(together[i], expected[0], off)
-        _close(said[i], model.head(rms_norm(expected, model.stack.norm.astype(mx.float32), EPS))[0], off)
-        alone, says, kept = model.run(x, past, [i])
+            _close(together.recent[i][j, :, :, row], new[:, :, 0], off)
+        hidden = rms_norm(expected, model.stack.norm.astype(mx.float32), EPS)
+        _close(together.hidden[i], hidden[0], off)
+        said = _numbers(model.head(hidden)[0])
+        assert said[together.code[i].item()] >= said.max() - off * np.abs(said).max()
+        assert together.position[i].item() == position + 1
+        alone = model.run(x, past, [i])
         pairs = [
-            (alone[0], together[i]),
-            (says[0], said[i]),
-            (written[i][:, :, :, :row], past[i][:, :, :, base:]),
+            (alone.code[0], together.code[i]),
+            (alone.hidden[0], together.hidden[i]),
+            (together.recent[i][:, :, :, :row], past[i][:, :, :, base:]),
+            (alone.recent[0][:, :, :, : row + 1], together.recent[i][:, :, :, : row + 1]),
         ]
-        for one, other in [*pairs, (kept[0][:, :, :, : row + 1], written[i][:, :, :, : row + 1])]:
+        for one, other in pairs:
             np.testing.assert_array_equal(_numbers(one), _numbers(other))
 
 

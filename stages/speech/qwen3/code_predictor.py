@@ -130,9 +130,9 @@ class CodePredictor:
         return frame
 
     def _launcher(self, stack: kernels.Stack, cos: mx.array, sin: mx.array) -> Callable[..., Any]:
-        mx.eval(cos, sin, self._rows)
+        mx.eval(cos, sin, self._table, self._rows)
 
-        def frame(
+        def launching(
             ticket: mx.array,
             control: Controls,
             hidden: list[mx.array],
@@ -140,15 +140,15 @@ class CodePredictor:
             keys: list[mx.array],
             indices: list[mx.array],
         ) -> tuple[tuple[list[mx.array], list[mx.array]], mx.array]:
-            control, batch, groups = Controls(*control), len(hidden), self._groups - 1
+            batch = len(hidden)
             # MLX's product goes request by request: what it makes of a row depends on the others.
             starts = [row[:, 0] if self._narrow is None else self._narrow(row[:, 0]) for row in hidden]
-            start, first, key, index = launch.together(list(zip(starts, code0, keys, indices, strict=True)))
-            drawn = noise(key, index, 1, groups, self._vocabulary, control)
-            chosen, ticket = stack.frame(self._rows, (cos, sin), start, first, drawn, control, ticket)
-            return (apart(chosen, batch), apart(self.embed(chosen), batch)), ticket
+            start, first, key, frame = launch.together(list(zip(starts, code0, keys, indices, strict=True)))
+            asked = start, first, key, frame, Controls(*control), ticket
+            chosen, embedded, ticket = stack.frame(self._table, self._rows, (cos, sin), *asked)
+            return (apart(chosen, batch), apart(embedded, batch)), ticket
 
-        launched = launch.one_by_one(compiled(frame))
+        launched = launch.one_by_one(compiled(launching))
 
         def filled_up(control: Controls, *parts: list[mx.array]) -> Any:
             return launched(control, *map(launch.filled_up, parts))

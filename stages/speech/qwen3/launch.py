@@ -114,6 +114,11 @@ def kernel(
     )
 
 
+def body(name: str) -> str:
+    """A kernel's own lines, in a file of that name."""
+    return (_FOLDER / f"{name}.cu").read_text()
+
+
 def together(parts: Sequence[Sequence[mx.array]]) -> list[mx.array]:
     """Arrays of B requests, each joined with the others' in its place along the first axis.
 

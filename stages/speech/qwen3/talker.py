@@ -53,8 +53,12 @@ class Talker:
         self._start = {flag: compiled(self._starter(flag)) for flag in (False, True)}
         self._prefix = compiled(self._prefiller)
         self._resume = {flag: compiled(self._resumer(flag)) for flag in (False, True)}
-        given = self.first, self._dim, self._theta
-        self._step = KernelStep(stack, *given) if stack else PlainStep(self._layers, *given)
+        stack = stack if talker.vocab_size <= kernels.CHOICES else None
+        self._step = (
+            KernelStep(stack, self.first, rotary(mx.arange(self._max_positions), self._dim, self._theta))
+            if stack
+            else PlainStep(self._layers, self.first, self._dim, self._theta)
+        )
         self.widest = kernels.widest(stack)
         """Requests whose frames may be computed together."""
         room = (

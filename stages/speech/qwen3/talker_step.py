@@ -8,7 +8,7 @@ positions into a short buffer beside the cache. Nothing is waited for here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -67,8 +67,9 @@ class CodeZero:
         self.eps = talker.rms_norm_eps
         self._ids = mx.arange(talker.vocab_size)
         allowed = self._ids < talker.vocab_size - 1024
-        self._without_end = bias(allowed, mx.float32)
-        self._with_end = bias(allowed | (self._ids == talker.codec_eos_token_id), mx.float32)
+        ends = allowed | (self._ids == talker.codec_eos_token_id)
+        self.barred = mx.stack([bias(allowed, mx.float32), bias(ends, mx.float32)])
+        """float32 [2, V], -inf where barred: in the first `MIN_FRAMES` frames, in the others."""
         mx.eval(vars(self))
 
     def hidden(self, x: mx.array, batch: int = 1) -> mx.array:
@@ -80,8 +81,8 @@ class CodeZero:
 
     def admissible(self, logits: mx.array, seen: mx.array, frame: mx.array, control: Controls) -> mx.array:
         """Repetition penalty, minimum length, suppressed ids: float32 [B, V] → [B, V], -inf where barred."""
-        allowed = mx.where(frame[:, None] < MIN_FRAMES, self._without_end, self._with_end)
-        return penalise(logits, seen, control.penalty) + allowed
+        barred = mx.where(frame[:, None] < MIN_FRAMES, *self.barred)
+        return penalise(logits, seen, control.penalty) + barred
 
     def choose(
         self,
@@ -105,11 +106,6 @@ class Step(ABC):
     alike = False
     """Whether the caches of all requests must have one size."""
 
-    def __init__(self, first: CodeZero, dim: int, theta: float) -> None:
-        self._first = first
-        self._dim, self._theta = dim, theta
-        self._traced = {flag: compiled(self._trace(flag)) for flag in (False, True)}
-
     def begin(self, cache: list[mx.array]) -> list[mx.array]:
         """What a prompt leaves, [2, kv_heads, S, D] of each layer, as the states have it."""
         return cache
@@ -123,36 +119,15 @@ class Step(ABC):
         The caches have room for one more position.
         """
 
-    @abstractmethod
-    def _trace(self, nucleus: bool) -> Callable[..., Any]: ...
-
-    def _chosen(
-        self,
-        x: mx.array,
-        logits: mx.array | None,
-        position: mx.array,
-        seen: mx.array,
-        frame: mx.array,
-        key: mx.array,
-        control: Controls,
-        nucleus: bool,
-    ) -> Iterator[tuple[mx.array, ...]]:
-        """Last rows x [B, H], what the head says of them, if known, and what the states name, of all requests
-        → position, seen, frame, code0, hidden of each."""
-        first, batch, frame = self._first, x.shape[0], frame + 1
-        hidden = first.hidden(x, batch)
-        logits = first.logits(hidden, batch) if logits is None else logits
-        code, seen = first.choose(logits, seen, frame, key, control, nucleus)
-        made = position + 1, seen, frame, code, hidden[:, None]
-        return zip(*(apart(part, batch) for part in made), strict=True)
-
 
 class PlainStep(Step):
     """Products of all rows at once; attention one by one, over each request's own cache."""
 
     def __init__(self, layers: list[Layer], first: CodeZero, dim: int, theta: float) -> None:
         self._layers = layers
-        super().__init__(first, dim, theta)
+        self._first = first
+        self._dim, self._theta = dim, theta
+        self._traced = {flag: compiled(self._trace(flag)) for flag in (False, True)}
 
     def __call__(
         self, states: list[TalkerState], embeddings: list[mx.array], texts: list[mx.array]
@@ -185,8 +160,13 @@ class PlainStep(Step):
                     heard.append(attention(query, keys, values, unseen[b]))
                 x = layer.finish(x, joined(heard), len(rows))
             seen, frame, key = map(joined, others)
-            chosen = self._chosen(x, None, position, seen, frame, key, stacked(controls), nucleus)
-            return [(now, *out) for now, out in zip(written, chosen, strict=True)]
+            first, batch, frame = self._first, len(rows), frame + 1
+            hidden = first.hidden(x, batch)
+            code, seen = first.choose(
+                first.logits(hidden, batch), seen, frame, key, stacked(controls), nucleus
+            )
+            made = position + 1, seen, frame, code, hidden[:, None]
+            return list(zip(written, *(apart(part, batch) for part in made), strict=True))
 
         return step
 
@@ -196,10 +176,11 @@ class KernelStep(Step):
 
     alike = True
 
-    def __init__(self, stack: Stack, first: CodeZero, dim: int, theta: float) -> None:
-        self._stack = stack
-        super().__init__(first, dim, theta)
-        self._traced = {flag: one_by_one(step) for flag, step in self._traced.items()}
+    def __init__(self, stack: Stack, first: CodeZero, turns: tuple[mx.array, mx.array]) -> None:
+        """:param turns: cos and sin of all positions, as of `ops.rotary`."""
+        self._stack, self._first, self._turns = stack, first, turns
+        mx.eval(turns)
+        self._traced = one_by_one(compiled(self._trace))
         self._move = compiled(_moved)
 
     def begin(self, cache: list[mx.array]) -> list[mx.array]:
@@ -210,8 +191,7 @@ class KernelStep(Step):
     ) -> list[tuple[TalkerState, mx.array, mx.array]]:
         states = [self.settled(one) if one.filled - one.cached == kernels.RECENT else one for one in states]
         rows = [(one.cache, one.recent, one.base, *one[1:6]) for one in states]
-        traced = self._traced[states[0].nucleus]
-        made = traced(filled_up(rows), filled_up(embeddings), filled_up(texts))
+        made = self._traced(filled_up(rows), filled_up(embeddings), filled_up(texts))
         return [
             (one.after(*now)._replace(recent=recent), code, hidden)
             for one, (recent, *now, code, hidden) in zip(states, made, strict=False)
@@ -222,26 +202,29 @@ class KernelStep(Step):
         cache = self._move(state.cache, state.recent, state.base)
         return state._replace(cache=cache, base=state.position, cached=state.filled)
 
-    def _trace(self, nucleus: bool) -> Callable[..., Any]:
-        def step(
-            ticket: mx.array, rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]
-        ) -> tuple[list[Any], mx.array]:
-            caches, recents, *others, controls = zip(*rows, strict=True)
-            small = zip(embeddings, texts, *others, *zip(*controls, strict=True), strict=True)
-            embedding, text, base, position, seen, frame, key, *control = together(list(small))
-            x, logits, written, ticket = self._stack.step(
-                (embedding + text)[:, 0],
-                rotary(position, self._dim, self._theta),
-                position,
-                base,
-                [cache for (cache,) in caches],
-                list(recents),
-                ticket,
-            )
-            chosen = self._chosen(x, logits, position, seen, frame, key, Controls(*control), nucleus)
-            return [(now, *out) for now, out in zip(written, chosen, strict=True)], ticket
-
-        return step
+    def _trace(
+        self, ticket: mx.array, rows: list[Any], embeddings: list[mx.array], texts: list[mx.array]
+    ) -> tuple[list[Any], mx.array]:
+        caches, recents, *others, controls = zip(*rows, strict=True)
+        small = zip(embeddings, texts, *others, *zip(*controls, strict=True), strict=True)
+        embedding, text, base, position, seen, frame, key, *control = together(list(small))
+        made, ticket = self._stack.step(
+            (embedding + text)[:, 0],
+            self._turns,
+            base,
+            position,
+            seen,
+            frame,
+            key,
+            Controls(*control),
+            self._first.barred,
+            MIN_FRAMES,
+            [cache for (cache,) in caches],
+            list(recents),
+            ticket,
+        )
+        parts = made.position, made.seen, made.frame, made.code, made.hidden[:, None]
+        return list(zip(made.recent, *(apart(part, len(rows)) for part in parts), strict=True)), ticket
 
 
 def _moved(cache: list[mx.array], recent: mx.array, base: mx.array) -> list[mx.array]:
