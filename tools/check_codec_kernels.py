@@ -21,8 +21,8 @@ import numpy as np
 from vivavoce.stages import device
 from vivavoce.stages.speech.qwen3 import codec_step, launch
 from vivavoce.stages.speech.qwen3.codec_decoder import STEPS, CodecDecoder, CodecState, PlainStep
-from vivavoce.stages.speech.qwen3.codec_kernels import FEW, MANY, MIX, Phase
 from vivavoce.stages.speech.qwen3.codec_parts import CodecParts
+from vivavoce.stages.speech.qwen3.codec_program import FEW, MANY, MIX, Phase
 from vivavoce.stages.speech.qwen3.codec_step import CodecStep
 from vivavoce.stages.speech.qwen3.config import released
 from vivavoce.stages.speech.qwen3.weights import RandomWeights

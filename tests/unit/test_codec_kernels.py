@@ -9,9 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from vivavoce.stages.speech.qwen3 import codec_kernels, codec_layers, codec_step, ops
+from vivavoce.stages.speech.qwen3 import codec_layers, codec_program, codec_step, ops
 from vivavoce.stages.speech.qwen3.codec_decoder import CodecDecoder, CodecState, PlainStep
-from vivavoce.stages.speech.qwen3.codec_kernels import (
+from vivavoce.stages.speech.qwen3.codec_kernels import Sizes, Step
+from vivavoce.stages.speech.qwen3.codec_layers import Conv, History, Snake, Upsample
+from vivavoce.stages.speech.qwen3.codec_parts import CodecParts
+from vivavoce.stages.speech.qwen3.codec_program import (
     FEW,
     GATED,
     GELU,
@@ -21,11 +24,7 @@ from vivavoce.stages.speech.qwen3.codec_kernels import (
     Layer,
     Parameters,
     Program,
-    Sizes,
-    Step,
 )
-from vivavoce.stages.speech.qwen3.codec_layers import Conv, History, Snake, Upsample
-from vivavoce.stages.speech.qwen3.codec_parts import CodecParts
 from vivavoce.stages.speech.qwen3.config import CodecConfig
 from vivavoce.stages.speech.qwen3.launch import TICKET
 from vivavoce.stages.speech.qwen3.weights import RandomWeights
@@ -164,7 +163,7 @@ def test_the_size_of_a_tile_changes_no_bit(
     def of(size: int) -> mx.array:
         high, wide = TILES[size]
         blocks = -(-70 // (8 * high)) * -(-40 // (4 * wide))
-        monkeypatch.setattr(codec_kernels, "_many", lambda rows, outputs: (size, blocks))  # pyright: ignore
+        monkeypatch.setattr(codec_program, "_many", lambda rows, outputs: (size, blocks))  # pyright: ignore
         return layer(0, 70, tail)[0]
 
     _same(of(size), of(0))

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from . import launch
-from .codec_kernels import CHANNELS, FEW, GATED, GELU, MANY, NORMED, Layer, Parameters, Program, Sizes, Step
+from .codec_kernels import Sizes, Step
 from .codec_layers import Conv, ConvNeXt, Residual, Snake, Upsample
 from .codec_parts import CodecLayer, CodecParts
+from .codec_program import CHANNELS, FEW, GATED, GELU, MANY, NORMED, Layer, Parameters, Program
 from .config import CodecConfig
 
-MOST = 8
+FEW_ROWS = 8
 """Up to so many rows for each frame, a layer is bound by its weights' way through memory."""
 
 
@@ -29,11 +30,11 @@ def serves(config: CodecConfig, dtype: mx.Dtype) -> bool:
     fits = fits and (heads + 2 * kv_heads) * dim % 16 == 0
     fits = fits and dim % 4 == 0 and 256 % dim == 0 and heads % kv_heads == 0
     width, rows = config.decoder_dim, math.prod(config.upsampling_ratios)
-    fits = fits and width % 32 == 0 and rows <= MOST
+    fits = fits and width % 32 == 0 and rows <= FEW_ROWS
     for rate in config.upsample_rates:
-        fits = fits and width % (32 if rows <= MOST else 8) == 0
+        fits = fits and width % (32 if rows <= FEW_ROWS else 8) == 0
         width, rows = width // 2, rows * rate
-    fits = fits and width % (32 if rows <= MOST else 4) == 0
+    fits = fits and width % (32 if rows <= FEW_ROWS else 4) == 0
     return fits and launch.serve() and dtype == mx.float32
 
 
@@ -171,7 +172,7 @@ def _chain(
     for layer, following in zip(convolutions, [*convolutions[1:], None], strict=True):
         snake = following.first if isinstance(following, Residual) else following
         snake = snake if isinstance(snake, Snake) else None
-        kind = FEW if rows <= MOST else MANY
+        kind = FEW if rows <= FEW_ROWS else MANY
         match layer:
             case Upsample(weight, bias, stride, taps):
                 inputs = weight.shape[0] // taps

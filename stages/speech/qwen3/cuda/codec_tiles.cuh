@@ -1,7 +1,7 @@
 namespace mlx::core::cu {
 // A causal convolution or product of many rows, which arithmetic bounds: 8 TM rows of 4 TN columns for a block. Each of its
 // 8 warps sums the whole tile over its share of K, every eighth four channels and all taps of them, without waiting for
-// the others. A lane has rows lane % 8 + 8 i and TN columns. w is [taps, C, N]. MOST is the largest `past`.
+// the others. A lane has rows lane % 8 + 8 i and TN columns. w is [taps, C, N]. MOST_PAST is the largest `past`.
 //
 // A turn is up to TAPS taps of four channels. What it needs has been copied into shared memory AHEAD turns before: 4 rows
 // of w for each tap, and with the first tap the rows of x that all taps see, which are kept for as many fours as there is
@@ -11,7 +11,7 @@ __device__ void codec_tiles(
     float* shared, int block, const Window& in, const float* w, const Finish& finish, int T, int taps, int dilation) {
   constexpr int BM = 8 * TM, BN = 4 * TN, PART = BN + 4;
   constexpr int TAPS = TM * TN <= 16 ? 4 : 2, STAGES = TM * TN <= 32 ? 3 : 2, AHEAD = STAGES - 1;
-  constexpr int ROOM = 2 * (BM + MOST) > STAGES * BM ? 2 * (BM + MOST) : STAGES * BM;
+  constexpr int ROOM = 2 * (BM + MOST_PAST) > STAGES * BM ? 2 * (BM + MOST_PAST) : STAGES * BM;
   constexpr int TAP = 4 * TN * 16, STAGE = TAPS * TAP, END = STAGES * STAGE, LAST = ROOM * 16;  // bytes
   static_assert(8 * (LAST + END) <= SHARED && 8 * 8 * PART * 4 <= SHARED);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane % 8, g = lane / 8;
@@ -33,7 +33,7 @@ __device__ void codec_tiles(
         if (copies && next_tap + i < taps) copy(to_w + next_stage + i * TAP, next_w + i * C * N);
       if (next_tap == 0) {
         #pragma unroll
-        for (int i = 0; i < BM + MOST; i += 32)
+        for (int i = 0; i < BM + MOST_PAST; i += 32)
           if (lane + i < valid) copy(to + next_rows + 16 * i, in.row(first + lane + i) + next_c);
         next_rows = next_rows + 2 * turn > LAST ? 0 : next_rows + turn;
       }
