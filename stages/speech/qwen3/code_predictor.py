@@ -62,11 +62,12 @@ class CodePredictor:
         self._frame: dict[bool, Callable[..., Any]] = {
             flag: compiled(self._framer(flag)) for flag in (False, True)
         }
-        stack = stack if own.vocab_size <= kernels.CHOICES else None
-        self.widest = kernels.widest(stack)
+        self._stack = stack if own.vocab_size <= kernels.CHOICES else None
+        """An attribute for its weights to be found: functions are not looked into."""
+        self.widest = kernels.widest(self._stack)
         """Requests whose frames may be computed together."""
-        if stack:
-            self._frame[False] = self._launcher(stack, cos, sin)
+        if self._stack:
+            self._frame[False] = self._launcher(self._stack, cos, sin)
 
     def frame(
         self, hidden: mx.array, code0: mx.array, sampling: Sampling, key: mx.array, frame: mx.array

@@ -130,17 +130,19 @@ class Stack(NamedTuple):
             "talker_step",
             ("grid", "product", "attention", "noise", "choice", "layers"),
             (*given, *Controls._fields, *names, *olds, *recents),
-            (*results, "made", "logits", "drawn", "room", "left", *nows),
+            (*results, "made", "logits", "drawn", "parts", "room", "left", *nows),
             body("talker_step"),
             *self._defines(),
             f"RECENT {RECENT}",
             f"MIN_FRAMES {bars}",
         )
         count, ids, room = (batch,), seen.shape, (batch * self._room(),)
-        shapes = [(batch, 1), x.shape, count, ids, count, x.shape, ids, ids, room, (TICKET,)]
+        chunks = (caches[0].shape[3] + RECENT - 1) // self._chunk() + 1
+        parts = (batch * self.heads * chunks * (self.head_norm.shape[2] + 2),)
+        shapes = [(batch, 1), x.shape, count, ids, count, x.shape, ids, ids, parts, room, (TICKET,)]
         small = [mx.int32, dtype, mx.int32, mx.bool_, mx.int32]
-        dtypes = [*small, dtype, mx.float32, mx.float32, dtype, mx.uint32]
-        code, hidden, position, seen, frame, _, _, _, _, left, *now = run(
+        dtypes = [*small, dtype, *[mx.float32] * 3, dtype, mx.uint32]
+        code, hidden, position, seen, frame, _, _, _, _, _, left, *now = run(
             inputs=[
                 *(ticket, x, *turns, base, position, seen, frame, key, barred, *control, *arrays),
                 *(*caches, *caches[-1:] * missing, *recent, *recent[-1:] * missing),
@@ -222,6 +224,10 @@ class Stack(NamedTuple):
             arrays += matrix.arrays
         return names, arrays
 
+    def _chunk(self) -> int:
+        """Positions that a block attends to at a time: a thread has eight dimensions of four of them."""
+        return launch.THREADS // (self.head_norm.shape[2] // 8) * 4
+
     def _room(self) -> int:
         """Numbers that a request needs for what the parts of a layer pass on."""
         return self.qkv.rows + self.out.columns + self.out.rows + self.down.columns
@@ -237,6 +243,7 @@ class Stack(NamedTuple):
             "DIM": self.head_norm.shape[2],
             "VOCABULARY": self.head.rows,
             "WARPS": launch.THREADS // 32,
+            "CHUNK": self._chunk(),
             "TICKET": TICKET,
             "EPS": f"{self.eps!r}f",
         }
@@ -253,9 +260,11 @@ def stack(
     """
     first = layers[0]
     columns = [[getattr(layer, name) for layer in layers] for name in ("qkv", "out", "gate_up", "down")]
-    # Four lanes load 32 numbers of a row, and a lane has the two halves of a head.
+    # Four lanes load 32 numbers of a row; of a head the lanes of a warp have eight each.
     found = (
-        [Matrix.of(each) for each in (*columns, heads)] if launch.serve() and first.head_dim % 64 == 0 else []
+        [Matrix.of(each) for each in (*columns, heads)]
+        if launch.serve() and first.head_dim in (64, 128, 256)
+        else []
     )
     matrices = [one for one in found if one is not None and one.rows % 8 == 0 and one.columns % 32 == 0]
     # In fp16 a row times its norm's weight could overflow; quantised weights are unpacked for tensor cores only.

@@ -19,7 +19,7 @@ struct Passed {
 };
 
 // One position of each of `rows` requests through all layers: rows x [rows, HIDDEN], and then `passed.x`, where they
-// end. `attend(layer, b, head)` is called by a block. Five times a layer all blocks meet.
+// end. `attend(layer)`, from `passed.qkv` to `passed.heard`, is called by each block. Five times a layer all blocks meet.
 template <typename T, typename Attend>
 __device__ void through(
     const T* x, const Layers<T>& weights, const Passed<T>& passed, int rows, Grid& grid, Attend attend) {
@@ -28,7 +28,7 @@ __device__ void through(
         x, weights.qkv.from(layer * QKV), weights.input_norm + layer * HIDDEN, rows,
         [&](int b, int n, float sum) { passed.qkv[b * QKV + n] = T(sum); });
     grid.meet();
-    for (int task = blockIdx.x; task < rows * HEADS; task += gridDim.x) attend(layer, task / HEADS, task % HEADS);
+    attend(layer);
     grid.meet();
     product<T, false, false, HIDDEN, HEADS * DIM, OUT_TILE>(
         passed.heard, weights.out.from(layer * HIDDEN), nullptr, rows,

@@ -1,6 +1,7 @@
 // The code groups behind the first, of one frame of each of `rows` requests, each chosen in turn; and what the talker
 // takes in of the frame.
 const int rows = start_shape[0], own = blockIdx.x, last = rank_shape[0] - 1;  // one control for all, or for each
+static_assert(GROUPS <= CHUNK);
 Grid grid{const_cast<unsigned*>(ticket)};
 if (own == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
 const Layers<T> layers{QKV_AT, OUT_AT, GATE_UP_AT, DOWN_AT, input_norm, output_norm};
@@ -22,11 +23,16 @@ if (own < rows) {
   if (threadIdx.x == 0) codes[own * GROUPS] = code0[own];
 }
 for (int at = 0; at < GROUPS; ++at) {
-  through(at == 0 ? start : given, layers, passed, rows, grid, [&](int layer, int b, int query) {
-    T* past = kept + (size_t(b) * LAYERS + layer) * 2 * KV_HEADS * GROUPS * DIM;
-    attend<T, GROUPS>(
-        passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + at * DIM / 2, sin + at * DIM + DIM / 2,
-        at, 0, query, nullptr, 0, past, past, passed.heard + b * HEADS * DIM);
+  through(at == 0 ? start : given, layers, passed, rows, grid, [&](int layer) {
+    for (int task = blockIdx.x; task < rows * KV_HEADS; task += gridDim.x) {
+      const int b = task / KV_HEADS, head = task % KV_HEADS;
+      T* past = kept + (size_t(b) * LAYERS + layer) * 2 * KV_HEADS * GROUPS * DIM;
+      attend<T, GROUPS>(
+          passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + at * DIM / 2, sin + at * DIM + DIM / 2, at,
+          0, head, 0, nullptr, 0, past, past, [&](int g, int d, float value, float, float whole) {
+            passed.heard[(b * HEADS + head * GROUP + g) * DIM + d] = T(value / whole);
+          });
+    }
   });
   if (at == 0) continue;
   say(x, heads.from((at - 1) * VOCABULARY), norm, logits, rows);

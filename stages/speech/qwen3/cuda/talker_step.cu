@@ -8,18 +8,36 @@ const Passed<T> passed(made, room, rows);
 draw<THREADS>(
     drawn, key, 0, 1, rows, VOCABULARY, [&](int b) { return frame[b] + 1; }, [&](int b) { return noise[b]; });
 
-int here[8], begin[8];
-for (int b = 0; b < rows; ++b) { here[b] = position[b]; begin[b] = base[b]; }
-through(x, layers, passed, rows, grid, [&](int layer, int b, int query) {
-  const T *old = nullptr, *recent = nullptr;
-  T* now = nullptr;
-#define OF(i) if (b == i) { old = old##i; recent = recent##i; now = now##i; }
-  OF(0) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7)
+int here[8], begin[8], most = 0;
+for (int b = 0; b < rows; ++b) { here[b] = position[b]; begin[b] = base[b]; most = max(most, here[b]); }
+const int chunks = Chunks::count(most);
+const auto heard_by = [&](int b, int query) { return Chunks{parts + (b * HEADS + query) * chunks * (DIM + 2)}; };
+through(x, layers, passed, rows, grid, [&](int layer) {
   const size_t at = size_t(layer) * 2 * KV_HEADS * DIM, positions = old0_shape[3];  // of every cache
-  attend<T, RECENT>(
-      passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + size_t(here[b]) * DIM / 2,
-      sin + size_t(here[b]) * DIM + DIM / 2, here[b], begin[b], query, old + at * positions, positions,
-      recent + at * RECENT, now + at * RECENT, passed.heard + b * HEADS * DIM);
+  for (int task = blockIdx.x; task < rows * KV_HEADS * chunks; task += gridDim.x) {
+    const int b = task / KV_HEADS % rows, head = task % KV_HEADS, chunk = task / (KV_HEADS * rows);
+    if (chunk >= Chunks::count(here[b])) continue;
+    const T *old = nullptr, *recent = nullptr;
+    T* now = nullptr;
+#define OF(i) if (b == i) { old = old##i; recent = recent##i; now = now##i; }
+    OF(0) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7)
+    attend<T, RECENT>(
+        passed.qkv + size_t(b) * QKV, head_norm + layer * 2 * DIM, cos + size_t(here[b]) * DIM / 2,
+        sin + size_t(here[b]) * DIM + DIM / 2, here[b], begin[b], head, chunk * CHUNK, old + at * positions, positions,
+        recent + at * RECENT, now + at * RECENT, [&](int g, int d, float value, float largest, float whole) {
+          const int query = head * GROUP + g;
+          if (here[b] < CHUNK) passed.heard[(b * HEADS + query) * DIM + d] = T(value / whole);
+          else heard_by(b, query).put(chunk, d, value, largest, whole);
+        });
+  }
+  if (chunks == 1) return;
+  grid.meet();
+  for (int task = blockIdx.x; task < rows * HEADS; task += gridDim.x) {
+    const int b = task / HEADS, query = task % HEADS, count = Chunks::count(here[b]);
+    if (count == 1) continue;
+    for (int d = threadIdx.x; d < DIM; d += THREADS)
+      passed.heard[task * DIM + d] = T(heard_by(b, query).heard(count, d));
+  }
 });
 
 say(made, heads, norm, logits, rows);
