@@ -57,6 +57,7 @@ class Kernel:
 
     def __init__(self, folder: Path, **given: Any) -> None:
         self._folder, self._given = folder, given
+        self.inputs: list[str] = given["input_names"]
 
     def __call__(
         self,

@@ -1,13 +1,19 @@
 """Kernels and bytes counted in a graph, and the profile tool's report. No test looks at how long anything took."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
+import pytest
 
 from vivavoce.stages.bench.graph import arrays, census
+from vivavoce.stages.bench.machine import Machine
+from vivavoce.stages.speech.qwen3 import launch
 
 ROOT = Path(__file__).parents[2]
 CUSTOM = ROOT / "tests" / "golden" / "data" / "checkpoints" / "custom06"
@@ -55,3 +61,18 @@ def test_the_profile_tells_of_every_stage() -> None:
     assert whole["host_reads_per_frame"] > 0
     for words in ("codec decoder, 8 frames", "talker, 1 frame, 2 requests", "a frame of one request"):
         assert words in done.stderr
+
+
+def test_a_step_that_queues_what_it_makes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = mx.zeros((8, 8))
+    mx.eval(matrix)
+    step = launch.one_by_one(lambda ticket, row: (row @ matrix, ticket + 1))
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    profile_speech: Any = importlib.import_module("profile_speech")
+    model = SimpleNamespace(rows=None, talker=None, predictor=None, codec=matrix)
+    profile = profile_speech.Profile(model, Machine("", 1e9, 1e-6), 1)
+    profile.add("codec decoder", 1, 1, step, mx.zeros((1, 8)), 1)
+    (counted,) = profile.steps
+    # The row that it starts from is what the time before made.
+    assert (counted.kernels, counted.bytes) == (1, matrix.nbytes + 8 * 4)
+    assert counted.limit_ms > 0

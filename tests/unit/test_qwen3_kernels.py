@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from vivavoce.stages.bench.graph import arrays
 from vivavoce.stages.speech.qwen3 import launch
 from vivavoce.stages.speech.qwen3.config import GenerationConfig, ModelConfig, SpeechTokenizerConfig, read
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
@@ -20,7 +21,7 @@ from vivavoce.stages.speech.qwen3.talker_step import KernelStep
 from vivavoce.stages.speech.qwen3.tokenizer import BytePairTokenizer
 from vivavoce.stages.speech.qwen3.weights import RandomWeights
 
-from .cuda_on_cpu import RECENT, play
+from .cuda_on_cpu import RECENT, Kernel, play
 
 CHECKPOINTS = Path(__file__).parents[1] / "golden" / "data" / "checkpoints"
 HOT = Sampling(temperature=1.5, repetition_penalty=1.05)
@@ -103,6 +104,25 @@ def test_the_state_tells_where_the_cache_ends(model: Qwen3TTS) -> None:
 def test_the_step_is_the_one_meant(model: Qwen3TTS, plain: Qwen3TTS) -> None:
     assert isinstance(model.talker._step, KernelStep)  # pyright: ignore[reportPrivateUsage]
     assert not isinstance(plain.talker._step, KernelStep)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_weights_that_kernels_read_are_found_by_those_who_count(
+    model: Qwen3TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[str, int]] = []
+    run = Kernel.__call__
+
+    def noting(kernel: Kernel, **given: Any) -> list[mx.array]:
+        read.extend(zip(kernel.inputs, map(id, given["inputs"]), strict=True))
+        return run(kernel, **given)
+
+    monkeypatch.setattr(Kernel, "__call__", noting)
+    _speak(model, TEXTS[:1], 1)
+    found = {id(array) for array in arrays([model.talker, model.predictor])}
+    for name in ("qkv", "out", "gate_up", "down", "head"):
+        weights = {its for given, its in read if given == name}
+        assert len(weights) == 2  # of the talker and of the predictor
+        assert weights <= found
 
 
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8)])
