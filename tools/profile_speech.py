@@ -8,7 +8,7 @@ First whole requests run through the stages, then every step runs alone, with a 
 step is the time to read the arrays that it reads, at the bandwidth measured here, and the time of its kernels, if
 each were the smallest operation that depends on the one before. Kernels and bytes are counted in the step's graph;
 activations are not counted. A model that fits into the processor's cache may beat its limit. A kernel of ours is
-one, whatever it does, and reads each of its inputs once: the code predictor's weights, though it needs them 15 times.
+one and reads each of its inputs once: also the code predictor's weights, though it needs them fifteen times.
 """
 
 import argparse
