@@ -57,6 +57,8 @@ class Talk(msgspec.Struct, frozen=True):
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True):
     replies: int
+    ttfa_ms: list[float]
+    """Of each reply, in order, the rounds one behind the other."""
     ttfa_ms_p50: float
     ttfa_ms_p90: float
     rtf: float
@@ -114,7 +116,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 MEASURES = {
     "method": "six replies one after the other, idle and while chat works without a pause; policies by turns, each "
     "loaded anew, the order reversed from round to round; in-process clients, no HTTP",
-    "ttfa_ms": "request sent to first audio received; percentiles over replies",
+    "ttfa_ms": "request sent to first audio received, reply by reply in the order of the rounds; percentiles over "
+    "replies",
     "underruns": "how often, and for how long, a player that starts with the first chunk had nothing to play",
     "chat": "tokens received a second while speech was spoken to; chat_alone: the same with no speech",
     "longest_gap_ms": "longest time without a token (decoding), or until a whole prompt was read (prefilling)",
@@ -140,6 +143,7 @@ def sum_up(replies: Sequence[Reply]) -> Speech:
     ttfa = [reply.ttfa_s * 1000 for reply in replies]
     return Speech(
         replies=len(replies),
+        ttfa_ms=ttfa,
         ttfa_ms_p50=percentile(ttfa, 0.5),
         ttfa_ms_p90=percentile(ttfa, 0.9),
         rtf=median(reply.rtf for reply in replies),

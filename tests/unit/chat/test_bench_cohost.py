@@ -30,8 +30,9 @@ def test_a_player_that_starts_with_the_first_chunk() -> None:
     assert SMOOTH.gaps() == []
     # 80 ms from 10.30 on, silence until 10.50, then 320 ms until 10.82.
     assert [round(ended - begun, 3) for begun, ended in STARVED.gaps()] == [0.12, 0.18]
-    summed = sum_up([SMOOTH, STARVED])
+    summed = sum_up([STARVED, SMOOTH])
     assert (summed.underruns, round(summed.underrun_s, 3)) == (2, 0.3)
+    assert summed.ttfa_ms == pytest.approx([300, 100])
     assert (round(summed.ttfa_ms_p50), round(summed.ttfa_ms_p90)) == (100, 300)
     assert SMOOTH.rtf == pytest.approx(0.3 / 0.56)
 
@@ -141,8 +142,9 @@ def test_a_run(smollm2_folder: Path, tmp_path: Path) -> None:
     words += ["--policy", "deadline", "--rounds", "1", "--alone", "0.2", "--prefill", "--prompt-tokens", "24"]
     assert cli.main([*words, "--json", str(result), "--plot", str(picture)]) == 0
     (policy,) = msgspec.json.decode(result.read_bytes(), type=Result).policies
-    assert policy.idle.replies == policy.decoding.speech.replies == 6
-    assert policy.decoding.chat > 0
     assert policy.prefilling is not None
+    for speech in (policy.idle, policy.decoding.speech, policy.prefilling.speech):
+        assert speech.replies == len(speech.ttfa_ms) == 6
+    assert policy.decoding.chat > 0
     assert policy.memory_bytes["main"] > 100 << 20
     assert picture.read_text().count("#dd8a1d") > 0
