@@ -126,10 +126,11 @@ class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Choices that are decoded at once; more requests wait."""
     chunk: int = 256
     """Prompt tokens that are the unit of the prompt cache, and without speech beside it of a slice of work."""
-    slice_tokens: int | Literal["measured"] = 64
-    """Prompt tokens that are read in one slice where speech shares the device. `measured` takes at each start the
-    most that need no longer than `schedule.slice_s`. Other sizes round differently, on every device: then the same
-    question may be answered otherwise after a start."""
+    slice_tokens: int | Literal["measured"] = "measured"
+    """Prompt tokens that are read in one slice where speech shares the device. `measured` takes the most, of a
+    chunk and its even parts, that need no longer than `schedule.slice_s`: found at the first start and remembered
+    in the user's cache (`slices`), as other sizes round differently. With a number, machines of one kind answer
+    alike."""
     cache_bytes: int = 2 << 30
     """Bound of a model's prompt cache; a draft model has as much again."""
     prompt_cache: str | None = None
@@ -155,8 +156,8 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     turns, and speech is made no faster than it is played. `deadline`: chat has all that speech does not need for
     its listeners never to wait."""
     slice_s: float = 0.03
-    """The longest that chat may use the device at a time, where `chat.slice_tokens` is measured and a slice can be
-    made so short."""
+    """The longest that a slice of a prompt may take, where `chat.slice_tokens` is measured and a slice can be made
+    so short. When it begins, up to a quarter of the one before may be left to do."""
     slack_s: float = 0.12
     """`deadline`: how long before a listener would run dry the next audio has to be there."""
     reserve: float = 0.5

@@ -15,8 +15,10 @@ from ..bus.lease import Parties, parties
 from ..bus.loop import Station, Wiring
 from ..bus.messages import FAMILIES
 from ..bus.turns import Party, SpeechParty
+from ..configs.joined import cache_folder
 from ..configs.models import find, refuse_other, split_name
 from ..configs.voice_store import VoiceStore
+from .device import Device
 from .speech.encoder import EncoderStage
 
 
@@ -37,7 +39,7 @@ async def device_main(
     )
     try:
         async with parties(station, _drain) as shared, Wiring(station) as wiring:
-            models, stages = _load(station, progress, notify, shared)
+            models, stages = _load(station, progress, notify, shared, machine)
             progress.active = lambda: {name: len(stage.open_requests()) for name, stage in stages.items()}
             progress.waiting_s = lambda: max(party.waiting_s for party in shared)
             wiring.run(stages)
@@ -63,25 +65,37 @@ def _report(notify: Callable[[Notice], None], what: str, done: float) -> None:
 Loaded = tuple[tuple[ModelInfo, ...], dict[str, Stage]]
 
 
-def _load(station: Station, progress: Progress, notify: Callable[[Notice], None], shared: Parties) -> Loaded:
+def _load(
+    station: Station,
+    progress: Progress,
+    notify: Callable[[Notice], None],
+    shared: Parties,
+    machine: Device,
+) -> Loaded:
     """The stages of a device thread and their models."""
     chat: Loaded = ((), {})
     if "chat" in station.stages:
-        chat = _chat(station, progress, notify, shared.chat)
+        chat = _chat(station, progress, notify, shared.chat, machine)
     speech: Loaded = ((), {})
     if any(name in FAMILIES["speech"] for name in station.stages):
         speech = _speech(station, progress, notify, shared.speech)
     return speech[0] + chat[0], speech[1] | chat[1]
 
 
-def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None], party: Party) -> Loaded:
+def _chat(
+    station: Station,
+    progress: Progress,
+    notify: Callable[[Notice], None],
+    party: Party,
+    machine: Device,
+) -> Loaded:
     import mlx.core as mx
 
     from . import device
     from .chat.engine import Engine, EngineOptions
     from .chat.model import KvOptions, load_model
-    from .chat.prefill import measure_slice
     from .chat.prefix_disk import ChunkFiles
+    from .chat.slices import slice_tokens
     from .chat.stage import ChatStage
 
     if device.on_cpu():
@@ -123,7 +137,13 @@ def _chat(station: Station, progress: Progress, notify: Callable[[Notice], None]
             most = settings.slice_tokens
             if most == "measured":
                 notify(Loading(f"measuring {name}"))
-                most = measure_slice(model, settings.chunk, layout.schedule.slice_s)
+                most = slice_tokens(
+                    cache_folder() / "slices",
+                    f"{machine.name}, {machine.description}, {machine.blas}",
+                    [model] if draft is None else [model, draft],
+                    chunk=settings.chunk,
+                    slice_s=layout.schedule.slice_s,
+                )
             options = msgspec.structs.replace(options, slice_tokens=most)
         engines[name] = Engine(model, options, draft, files)
         infos.append(

@@ -99,6 +99,9 @@ class Engine:
         self._aside: dict[str, list[Batch | DraftBatch]] = {}
         """The rows of requests that are set aside."""
         self._decoded_last = False
+        self._reading: Prefill | None = None
+        """Whose last slice may still be on the device. It is there, or has failed, before anything is queued for
+        another request: an error in it is then nobody else's."""
 
     def _prefixes(self, model: ChatModel, files: ChunkFiles | None) -> PrefixCache:
         # Slices of another size round differently.
@@ -109,6 +112,7 @@ class Engine:
 
     def close(self) -> None:
         """Put the prompt cache on disk, where it is kept there."""
+        self._settle()
         for cache in (self.cache, self._draft_cache):
             cache.save(SAVING_S)
 
@@ -186,6 +190,8 @@ class Engine:
     def cancel(self, request: str) -> bool:
         """Forget a request at once; whether it was known. What it read of its prompt stays in the prompt cache."""
         before = self.waiting + self.running
+        if self._reading is not None and self._reading.request.id == request:
+            self._settle()
         self._waiting = deque(one for one in self._waiting if one.id != request)
         self._prefills = deque(one for one in self._prefills if one.request.id != request)
         self._running.pop(request, None)
@@ -208,11 +214,11 @@ class Engine:
         return self._advance(self._batches[0], recalled) if self._batches else []
 
     def wind_up(self) -> list[Event]:
-        """Read the tokens that are queued, before the device is given to another process.
+        """Wait for the slice and read the tokens that are queued, before the device is given to another process.
 
         Meanwhile the next ones are made ready: the device begins with them at once when it comes back.
         """
-        told: list[Event] = []
+        told = self._settle()
         for batch in [one for one in self._batches if isinstance(one, Batch) and not one.held]:
             if batch in self._batches:  # a request that failed takes its other rows with it
                 told += self._advance(batch, lambda: True)
@@ -236,14 +242,28 @@ class Engine:
 
     def _read(self) -> list[Event]:
         prefill = self._prefills.popleft()
+        told = [] if prefill is self._reading else self._settle()
+        self._reading = None
         try:
             prefill.step()
-            if not prefill.ready:
-                self._prefills.append(prefill)
-                return []
-            return self._start(prefill)
+            if prefill.ready:
+                return [*told, *self._start(prefill)]
+        except Exception as error:  # the request's boundary
+            return [*told, self._fail(prefill.request.id, error)]
+        self._prefills.append(prefill)
+        self._reading = prefill
+        return told
+
+    def _settle(self) -> list[Event]:
+        """Wait for the slice that is on the device, if there is one."""
+        prefill, self._reading = self._reading, None
+        if prefill is None:
+            return []
+        try:
+            prefill.finish()
         except Exception as error:  # the request's boundary
             return [self._fail(prefill.request.id, error)]
+        return []
 
     def _start(self, prefill: Prefill) -> list[Event]:
         request, caches = prefill.request, prefill.readers[0].caches
@@ -281,13 +301,22 @@ class Engine:
         self._batches.remove(batch)
         requests = list(dict.fromkeys(row.request.id for row in batch.rows))
         rows = list(batch.rows)
+        told: list[Event] = []
+
+        def recalled_by_then() -> bool:
+            told.extend(self._settle())
+            return recalled()
+
         try:
-            events = batch.step(recalled) if isinstance(batch, Batch) else batch.step()
+            if isinstance(batch, Batch):
+                events = batch.step(recalled_by_then)
+            else:
+                told += self._settle()
+                events = batch.step()
         except Exception as error:  # the requests' boundary
-            return [self._fail(request, error) for request in requests]
+            return [*told, *(self._fail(request, error) for request in requests)]
         if batch.rows:
             self._batches.append(batch)
-        told: list[Event] = []
         for event in events:
             told.append(event)
             if isinstance(event, Failed):

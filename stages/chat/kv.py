@@ -78,6 +78,13 @@ def evaluate(*trees: Any) -> None:
     mx.eval(_arrays(list(trees)))
 
 
+def queue(*trees: Any) -> list[mx.array]:
+    """Have the device compute the trees, and go on; evaluate what is returned to wait until they are there."""
+    arrays = _arrays(list(trees))
+    mx.async_eval(arrays)
+    return [array[...] for array in arrays[-1:]]
+
+
 def _fresh(state: Any) -> Any:
     def handle(leaf: Any) -> Any:
         return leaf[...] if isinstance(leaf, mx.array) else leaf

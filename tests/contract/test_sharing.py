@@ -15,7 +15,7 @@ from vivavoce.bus.lease import parties
 from vivavoce.bus.loop import Station
 from vivavoce.bus.messages import Chat, ChatDelta, Speak
 from vivavoce.bus.running import Running
-from vivavoce.stages.chat import engine, prefill
+from vivavoce.stages.chat import engine, slices
 
 
 @pytest.fixture
@@ -65,10 +65,15 @@ async def test_the_device_comes_back(together: Running) -> None:
 
 @pytest.mark.parametrize(
     ("name", "given", "read"),
-    [("together", {}, 64), ("together", {"slice_tokens": "measured"}, 32), ("chat", {}, None)],
+    [("together", {}, [32, 32]), ("together", {"slice_tokens": 64}, [64, 64]), ("chat", {}, [None, None])],
 )
-async def test_slices_are_of_one_size_unless_they_are_to_be_measured(
-    name: str, given: dict[str, Any], read: int | None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_slices_are_of_one_size_from_start_to_start(
+    name: str,
+    given: dict[str, Any],
+    read: list[int | None],
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever the machine is doing when a model is loaded: another size would round otherwise."""
     sizes: list[int | None] = []
@@ -78,15 +83,18 @@ async def test_slices_are_of_one_size_unless_they_are_to_be_measured(
             super().__init__(model, options, *rest)
             sizes.append(options.slice_tokens)
 
-    def measured(_model: object, _chunk: int, _most_s: float) -> int:
-        return 32
+    def measured(_models: object, _chunk: int, _most_s: float) -> int:
+        return 32 + len(sizes)
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(engine, "Engine", Noting)
-    monkeypatch.setattr(prefill, "measure_slice", measured)
+    monkeypatch.setattr(slices, "measure", measured)
     loaded = layout.load(name)
     chat = msgspec.structs.replace(loaded.chat, models=(f"tiny={tiny_folder}",), **given)
-    async with Running(msgspec.structs.replace(loaded, chat=chat)):
-        assert sizes == [read]
+    for _ in range(2):
+        async with Running(msgspec.structs.replace(loaded, chat=chat)):
+            pass
+    assert sizes == read
 
 
 @pytest.mark.parametrize("name", ["speech", "chat", "split"])

@@ -77,7 +77,7 @@ def test_explain_says_how_chat_and_speech_share_a_device(
     turns = [line[2:] for line in lines if line[:2] == ["device", "turns"]]
     assert turns == [["deadline,", *cli_layout.SHARING[how].split()]] * (1 if how == "thread" else 2)
     assert ["schedule.slack_s", "0.12", "default"] in lines
-    assert ["chat.slice_tokens", "64", "default"] in lines
+    assert ["chat.slice_tokens", '"measured"', "default"] in lines
 
 
 def test_explain_shows_chat_alone_without_what_is_speechs(

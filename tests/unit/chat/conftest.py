@@ -37,6 +37,8 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 ROOT = Path(__file__).parents[3]
+HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+"""The user's own cache: what tests make there outlives a session."""
 
 
 @dataclass
@@ -203,8 +205,7 @@ def uncompiled() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """SmolLM2-135M-Instruct in fp32, which a CPU computes fastest."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "vivavoce" / "tests" / "smollm2-fp32"
+    folder = HOME / "vivavoce" / "tests" / "smollm2-fp32"
     if not (folder / "tokenizer_config.json").exists():
         tool = ROOT / "tools" / "smollm2" / "make.py"
         subprocess.run([sys.executable, str(tool), str(folder), "--dequantize", "fp32"], check=True)
