@@ -4,12 +4,14 @@ Frame n+1 is queued on the device before code 0 of frame n is read here, so the 
 When that code turns out to be the end, the one frame queued too many is dropped.
 """
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import cast
 
 import anyio
+import anyio.lowlevel
 import mlx.core as mx
 import msgspec
 
@@ -27,7 +29,7 @@ from .qwen3.talker import PREFIX_ROWS, Prefix, TalkerState
 from .utterance import Run, Utterance, step
 
 PROMPT_S = 0.05
-"""A listener with less than this in hand goes ahead of another's prompt."""
+"""A listener with less than this in hand goes ahead of another's prompt, which waits that long at most."""
 
 
 class TalkerStage(Actor[Utterance]):
@@ -41,9 +43,11 @@ class TalkerStage(Actor[Utterance]):
         party: SpeechParty | None = None,
         files: VoiceFiles | None = None,
         rows: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """:param rows: requests computed together, at most."""
         super().__init__(progress, party)
+        self._clock = clock
         self._models = models
         self._settings = settings
         self._prefixes: Kept[Prefix] = Kept(
@@ -57,6 +61,10 @@ class TalkerStage(Actor[Utterance]):
         self._rows = rows
         self._ready: dict[str, Utterance] = {}
         """Those whose next frame may be begun."""
+        self._prompted: dict[str, float] = {}
+        """Those whose next part can be begun, and since when."""
+        self._begun = -math.inf
+        """When a part was begun last."""
 
     def open(self, speak: Speak) -> Utterance:
         return Utterance.of(speak, self._models[speak.model], self._settings)
@@ -82,43 +90,64 @@ class TalkerStage(Actor[Utterance]):
                 name = self._party.turn()
             await self.caught_up(outbox)
 
-    async def _serve(self, message: Message, outbox: Outbox) -> None:
-        if isinstance(message, Prompt) and self._running_dry():
-            await self.caught_up(outbox)
-        await super()._serve(message, outbox)
-
     async def handle(self, state: Utterance, message: Message, outbox: Outbox) -> None:
         run = state.run
         if isinstance(message, Prompt | Rows):
             state.prompted = message.spent
         match message:
             case Prompt():
-                if run is None:
-                    await self._begin(state, message, outbox)
-                else:
+                if run is not None:
                     state.waiting.append(message)
+                elif self._prompted or self._held(self._clock()):
+                    state.waiting.append(message)
+                    self._prompted.setdefault(message.request, self._clock())
+                else:
+                    await self._begin(state, message, outbox)
                 return
             case Feedback():
                 assert run is not None
                 run.parked = array(message.embedding)
             case Rows():
-                assert run is not None
-                run.add(message)
+                if run is None:
+                    state.rows.append(message)
+                else:
+                    run.add(message)
             case Credit():
                 state.credit += message.frames
-                state.playout.taken(time.monotonic(), message.played_s)
+                state.playout.taken(self._clock(), message.played_s)
             case _:
                 raise TypeError(f"talker takes no {type(message).__name__}")
         if run is not None:
             await self._advance(state, run, outbox)
 
-    def _running_dry(self) -> bool:
-        """Whether a listener would wait while a prompt is read."""
-        now = time.monotonic()
-        return any(request.playout.in_hand_s(now) < PROMPT_S for request in self._ready.values())
+    async def _begin_next(self, outbox: Outbox) -> None:
+        """The part that has waited longest, unless it has to wait on."""
+        await anyio.lowlevel.checkpoint()  # the first frame before it has its codes: the decoder goes ahead
+        while self._prompted:
+            name = next(iter(self._prompted))
+            if name in self.requests and self._held(self._prompted[name]):
+                return
+            del self._prompted[name]
+            if (request := self.requests.get(name)) is not None:
+                async with self._party:
+                    await self._attempt(name, self._begin(request, request.waiting.popleft(), outbox), outbox)
+
+    def _held(self, since: float) -> bool:
+        """Whether a part that could be begun since then waits for frames on their way.
+
+        For the first frame of another part, which goes straight through, and for those of who is running dry. Each
+        comes back here as `Feedback`.
+        """
+        now = self._clock()
+        coming = [one for name, one in self.requests.items() if one.stepping or name in self._ready]
+        if any(one.stepping and one.running.frame == 0 for one in coming):
+            return True
+        dry = any(one.playout.in_hand_s(now) < PROMPT_S for one in coming)
+        return dry and now < max(since, self._begun) + PROMPT_S
 
     async def _begin(self, request: Utterance, message: Prompt, outbox: Outbox) -> None:
         """Frame 0 of a prompt, which is the first or that of the next part of a long text."""
+        self._begun = self._clock()
         self._party.move(request.speak.request, heard=request.playout.heard)
         state, code0, hidden = self._start(request, message, request.next_seed(message.parts))
         request.run = Run(
@@ -130,6 +159,8 @@ class TalkerStage(Actor[Utterance]):
             message.final,
             message.pause,
         )
+        while request.rows:
+            request.run.add(request.rows.popleft())
         request.credit -= 1
         name, frame = request.speak.request, request.done
         await outbox.send(Hidden(request=name, frame=frame, hidden=hidden, code0=code0))
@@ -166,9 +197,13 @@ class TalkerStage(Actor[Utterance]):
         self._ready[name] = request
 
     async def caught_up(self, outbox: Outbox) -> None:
-        """The frames that may be begun, those of one model together."""
-        if not self._ready:
-            return
+        """The frames that may be begun, those of one model together; then a prompt."""
+        if self._ready:
+            await self._step(outbox)
+        if self._prompted:
+            await self._begin_next(outbox)
+
+    async def _step(self, outbox: Outbox) -> None:
         async with self._party:
             ready = [request for name, request in self._ready.items() if name in self.requests]
             self._ready.clear()

@@ -72,7 +72,9 @@ class Utterance:
     """Code 0 of the last frames, for the repetition watchdog."""
     run: Run | None = None
     waiting: deque[Prompt] = field(default_factory=deque[Prompt])
-    """Prompts of the text's later parts."""
+    """Prompts of parts that have not been begun."""
+    rows: deque[Rows] = field(default_factory=deque[Rows])
+    """More of the text, come before its prompt was begun."""
     parts_left: int = 0
     """Parts that have not been begun."""
     done: int = 0
@@ -97,6 +99,11 @@ class Utterance:
     def running(self) -> Run:
         assert self.run is not None
         return self.run
+
+    @property
+    def stepping(self) -> bool:
+        """Whether the newest frame has not come back yet."""
+        return self.run is not None and self.run.parked is None
 
     def next_seed(self, parts: int) -> int:
         """The seed of the part that is begun, with which `parts` are left. Each draws from a key of its own."""

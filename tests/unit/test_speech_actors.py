@@ -35,7 +35,7 @@ from vivavoce.bus.wire import kinds
 from vivavoce.stages.speech.codec_decoder import CodecDecoderStage
 from vivavoce.stages.speech.prompt import PromptStage
 from vivavoce.stages.speech.qwen3.sampling import Sampling
-from vivavoce.stages.speech.talker import TalkerStage
+from vivavoce.stages.speech.talker import PROMPT_S, TalkerStage
 
 SPEAK = Speak(request="r", model="m", text="hello", seed=1)
 EOS = 2150
@@ -230,26 +230,80 @@ async def test_one_request_fails_alone() -> None:
         assert isinstance(bench.got()[-1], Hidden)
 
 
-@pytest.mark.parametrize(("played_s", "order"), [(0.07, [("a", 1), ("b", 0)]), (0.0, [("b", 0), ("a", 1)])])
-async def test_whoever_is_running_dry_goes_ahead_of_a_prompt(
-    played_s: float, order: list[tuple[str, int]]
-) -> None:
-    """A frame lasts 80 ms."""
-    a, b = (replace(SPEAK, request=name) for name in "ab")
-    async with _running(_talker(_model([5] * 10)), "talker") as bench:
-        await bench.give(a, replace(PROMPT, request="a"))
-        bench.got()
-        credit = Credit(request="a", frames=4, played_s=played_s)
-        await bench.give(credit, replace(_feedback(0), request="a"), b, replace(PROMPT, request="b"))
-        assert [(m.request, m.frame) for m in bench.got() if isinstance(m, Hidden)] == order
+def _hidden(bench: _Bench) -> list[tuple[str, int]]:
+    """The frames begun since the last look."""
+    return [(message.request, message.frame) for message in bench.got() if isinstance(message, Hidden)]
+
+
+async def _heard(bench: _Bench, played_s: float) -> None:
+    """The first frame of request `a`, of which so much has been played; and a second one to speak to, `b`."""
+    a, b = (replace(SPEAK, request=name, lookahead=1) for name in "ab")
+    await bench.give(a, replace(PROMPT, request="a"), replace(_feedback(0), request="a"))
+    assert _hidden(bench) == [("a", 0)]
+    await bench.give(Credit(request="a", frames=9, played_s=played_s), b, replace(PROMPT, request="b"))
+
+
+async def test_whoever_is_running_dry_goes_ahead_of_a_prompt() -> None:
+    """Until the next audio has left, which is two frames and leaves behind a third. A frame lasts 80 ms."""
+    stage = TalkerStage({"m": _model([5] * 10)}, Speech(), nullcontext(), clock=lambda: 10.0)
+    async with _running(stage, "talker") as bench:
+        await _heard(bench, played_s=0.04)
+        for frame in (1, 2, 3):
+            assert _hidden(bench) == [("a", frame)]
+            await bench.give(replace(_feedback(frame), request="a"))
+        assert _hidden(bench) == [("a", 4), ("b", 0)]
+
+
+async def test_a_listener_with_enough_in_hand_lets_a_prompt_go_ahead() -> None:
+    stage = TalkerStage({"m": _model([5] * 10)}, Speech(), nullcontext(), clock=lambda: 10.0)
+    async with _running(stage, "talker") as bench:
+        await _heard(bench, played_s=0.02)
+        assert _hidden(bench) == [("b", 0), ("a", 1)]
+
+
+async def test_a_prompt_waits_for_a_listener_no_longer_than_it_may() -> None:
+    now = 10.0
+    stage = TalkerStage({"m": _model([5] * 10)}, Speech(), nullcontext(), clock=lambda: now)
+    async with _running(stage, "talker") as bench:
+        await _heard(bench, played_s=0.04)
+        now += PROMPT_S
+        await bench.give(replace(_feedback(1), request="a"))
+        assert _hidden(bench) == [("a", 1), ("a", 2), ("b", 0)]
+
+
+async def test_no_prompt_waits_for_a_listener_whose_client_takes_nothing() -> None:
+    stage = TalkerStage({"m": _model([5] * 10)}, Speech(), nullcontext(), clock=lambda: 10.0)
+    async with _running(stage, "talker") as bench:
+        await bench.give(replace(SPEAK, lookahead=1), PROMPT, _feedback(0))
+        await bench.give(Credit(request="r", frames=0, played_s=0.07))
+        await bench.give(replace(SPEAK, request="b"), replace(PROMPT, request="b"))
+        assert _hidden(bench) == [("r", 0), ("b", 0)]
+
+
+async def test_first_frames_go_straight_through_one_prompt_behind_the_other() -> None:
+    """What is said of a prompt that waits reaches it: more of its text, and that its request is over."""
+    stage = _talker(_model([5] * 10))
+    rows = Rows(request="b", rows=mx.ones((1, 2, 4)), text_tokens=2, final=True)
+    async with _running(stage, "talker") as bench:
+        for name in "abcd":
+            await bench.give(replace(SPEAK, request=name), replace(PROMPT, request=name, final=name != "b"))
+        await bench.give(rows, Ending(request="c", reason="cancelled"))
+        assert _hidden(bench) == [("a", 0)]
+        await bench.give(replace(_feedback(0), request="a"))
+        assert _hidden(bench) == [("a", 1), ("b", 0)]
+        run = stage.requests["b"].running
+        assert (run.final, run.trailing.shape[1]) == (True, 2)
+        await bench.give(replace(_feedback(0), request="b"))
+        assert _hidden(bench) == [("b", 1), ("d", 0)]
 
 
 async def _three(bench: _Bench, pad: mx.array = ROW) -> None:
     """Three requests up to their second frame, `b` with another padding row."""
     pads = {"a": ROW, "b": pad, "c": ROW}
-    opened = [(replace(SPEAK, request=n), replace(PROMPT, request=n, pad=p)) for n, p in pads.items()]
-    await bench.give(*(message for both in opened for message in both))
-    await bench.give(*(replace(_feedback(0), request=name) for name in "abc"))
+    for n, p in pads.items():
+        await bench.give(replace(SPEAK, request=n, lookahead=1), replace(PROMPT, request=n, pad=p))
+        await bench.give(replace(_feedback(0), request=n))
+    await bench.give(*(Credit(request=n, frames=9) for n in pads))
 
 
 @pytest.mark.parametrize(
