@@ -15,6 +15,7 @@ from vivavoce.stages.speech.qwen3.codec_decoder import to_int16
 from vivavoce.stages.speech.qwen3.model import Qwen3TTS
 from vivavoce.stages.speech.qwen3.prompt import Prompt, build
 from vivavoce.stages.speech.qwen3.sampling import Sampling
+from vivavoce.stages.speech.qwen3.talker import PROMPT_ROWS, doubled
 
 CHECKPOINTS = Path(__file__).parents[1] / "golden" / "data" / "checkpoints"
 HOT = Sampling(temperature=1.5, repetition_penalty=1.05)
@@ -207,3 +208,34 @@ def test_warming_up_reports_its_share(model: Qwen3TTS) -> None:
     model.warm_up(heard.append)
     assert heard == sorted(heard)
     assert heard[-1] == 1
+
+
+def test_texts_of_all_lengths_take_a_gpu_to_the_few_sizes_that_were_warmed_up(
+    model: Qwen3TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["Hm." * count for count in range(1, 60)]
+    plain = [np.array(_built(model, text).prefill) for text in texts]
+    monkeypatch.setattr("vivavoce.stages.speech.qwen3.model.on_cpu", lambda: False)
+    products, prompts = set[int](), set[int]()
+    widen, start = model.rows._widen, model.talker.start  # pyright: ignore[reportPrivateUsage]
+
+    def widening(rows: mx.array) -> mx.array:
+        products.add(rows.shape[0])
+        return widen(rows)
+
+    def starting(rows: mx.array, sampling: Sampling, seed: int) -> Any:
+        prompts.add(doubled(PROMPT_ROWS, rows.shape[1]))
+        return start(rows, sampling, seed)
+
+    monkeypatch.setattr(model.rows, "_widen", widening)
+    monkeypatch.setattr(model.talker, "start", starting)
+    model.warm_up()
+    assert prompts == {32, 64, 128, 256, 512}
+    warm = set(products)
+    for text, rows in zip(texts, plain, strict=True):
+        np.testing.assert_allclose(np.array(_built(model, text).prefill), rows, atol=1e-5)
+    assert products == warm == {1 << i for i in range(10)}
+
+
+def _built(model: Qwen3TTS, text: str) -> Prompt:
+    return build(model, text, voice="ryan", language=None, instructions=None)

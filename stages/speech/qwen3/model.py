@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ...device import on_cpu
 from .clone import Clone, build_clone
 from .code_predictor import CodePredictor
 from .codec_decoder import STEPS, CodecDecoder, to_int16
@@ -14,10 +15,10 @@ from .codec_encoder import PIECE, CodecEncoder
 from .config import GenerationConfig, ModelConfig, SpeechTokenizerConfig
 from .launch import widths
 from .ops import silu
-from .prompt import build
+from .prompt import build, prefix_rows, spoken_after
 from .sampling import request_key
 from .speaker_encoder import SpeakerEncoder
-from .talker import Talker
+from .talker import WARM, Talker, doubled
 from .tokenizer import Templates, Tokenizer
 from .weights import Linear, Weights
 
@@ -48,8 +49,12 @@ class PromptRows:
 
     def text(self, ids: mx.array) -> mx.array:
         """int [1, n] → [1, n, H]"""
-        wide = self._widen(mx.take(self._table, ids[0], axis=0).astype(self._dtype))
-        return self._project(silu(wide))[None]
+        count = ids.shape[1]
+        # For each new number of rows a GPU's library would choose its kernels anew, which may take milliseconds.
+        size = count if on_cpu() else doubled(1, count)
+        padded = mx.pad(ids[0], (0, size - count))
+        wide = self._widen(mx.take(self._table, padded, axis=0).astype(self._dtype))
+        return self._project(silu(wide))[None, :count]
 
     def codec(self, ids: list[int]) -> mx.array:
         """Rows of the talker's own table, [1, n, H]."""
@@ -135,6 +140,10 @@ class Qwen3TTS:
         :param rows: requests computed together, at most.
         """
         steps = [step for part in sorted(self.parts) for step in self._warming(part, rows)]
+        if self.kind == "custom_voice" and self.parts >= PARTS and not on_cpu():
+            # The most tokens of each size and the fewest of the next: they come to all sizes of prompts.
+            sizes = [1 << i for i in range((WARM // 2).bit_length() - 1)]
+            steps += [partial(self._warm_first_frame, n) for size in sizes for n in (size, size + 1)]
         for done, step in enumerate(steps, 1):
             mx.eval(step())
             progress(done / len(steps))
@@ -174,6 +183,15 @@ class Qwen3TTS:
     def _warm_clone(self, codes: mx.array) -> Any:
         clone = Clone(self._empty[0, 0], codes, "Hello.")
         return build_clone(self, "Hello there.", clone, language=None).prefill
+
+    def _warm_first_frame(self, tokens: int) -> mx.array:
+        """As the stages queue it: a GPU's graph is of all that comes in a row, and made when that first comes."""
+        role, ids = self.templates.spoken("Hello there.")
+        prefix = prefix_rows(self, role, voice=self.voices[0], language=None)
+        prompt = spoken_after(self, prefix, (ids * tokens)[:tokens], full=True)
+        state, code0, hidden = self.talker.start(prompt.prefill, self.sampling, 0)
+        codes, _ = self.predictor.frame(hidden, code0, self.sub_sampling, state.key, state.frame)
+        return to_int16(self.codec.step(codes[:, None], self.codec.start())[0])
 
     def _warm_predictor(
         self, hidden: mx.array, code0: mx.array, key: mx.array, frame: mx.array, wide: int

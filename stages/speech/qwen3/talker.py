@@ -109,7 +109,7 @@ class Talker:
     def _padded(self, rows: mx.array) -> mx.array:
         """[1, L, H] → [L', H]: the same rows, and zeros up to a size that has a trace."""
         length = rows.shape[1]
-        size = length if on_cpu() else _doubled(PROMPT_ROWS, length)
+        size = length if on_cpu() else doubled(PROMPT_ROWS, length)
         return mx.pad(rows[0], [(0, size - length), (0, 0)])
 
     def step(
@@ -234,7 +234,7 @@ class Talker:
                 f"The talker has {self._max_positions} positions and all are used: end the request."
             )
         # Nothing is traced on the CPU, so caches need no few sizes there.
-        return _doubled(64 if on_cpu() else BUCKET, positions)
+        return doubled(64 if on_cpu() else BUCKET, positions)
 
     def _grow(self, cache: list[mx.array], size: int) -> list[mx.array]:
         *shape, filled, dim = cache[0].shape
@@ -244,7 +244,8 @@ class Talker:
         return [mx.concatenate([part, room], axis=-2) for part in cache]
 
 
-def _doubled(size: int, needed: int) -> int:
+def doubled(size: int, needed: int) -> int:
+    """`size` times a power of two, `needed` at least."""
     while size < needed:
         size *= 2
     return size
