@@ -297,6 +297,15 @@ async def test_first_frames_go_straight_through_one_prompt_behind_the_other() ->
         assert _hidden(bench) == [("b", 1), ("d", 0)]
 
 
+async def test_a_prompt_waits_for_no_first_frame_of_who_is_gone() -> None:
+    async with _running(_talker(_model([5] * 10)), "talker") as bench:
+        for name in "ab":
+            await bench.give(replace(SPEAK, request=name), replace(PROMPT, request=name))
+        assert _hidden(bench) == [("a", 0)]
+        await bench.give(Ending(request="a", reason="cancelled"))
+        assert _hidden(bench) == [("b", 0)]
+
+
 async def _three(bench: _Bench, pad: mx.array = ROW) -> None:
     """Three requests up to their second frame, `b` with another padding row."""
     pads = {"a": ROW, "b": pad, "c": ROW}
