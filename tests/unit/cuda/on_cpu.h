@@ -166,9 +166,7 @@ inline int __reduce_add_sync(unsigned mask, int x) {
   return x;
 }
 
-inline unsigned atomicAdd(unsigned* to, unsigned x) { return (*to += x) - x; }
-inline void __threadfence() {}
-inline void __nanosleep(unsigned) { block->sleeps = true; block->pause(); }
+inline void give_way() { block->sleeps = true; block->pause(); }
 inline uint4 __ldcs(const uint4* from) { return *from; }
 
 // What codec.cuh has as PTX. A copy arrives at once or, in turns, as late as it may: neither must matter.

@@ -39,10 +39,12 @@ __device__ void attend(
 
   const int dim = lane % LANES * 8;
   const auto position = [&](int u) { return first + (u * WARPS + warp) * ABREAST + lane / LANES; };
+  const int live = min(EACH, (here - first) / (WARPS * ABREAST) + 1);  // the positions of the others are empty
   Pack<T, 8> k[EACH], v[EACH];
   #pragma unroll
   for (int u = 0; u < EACH; ++u) {
     const int p = position(u);
+    if (u >= live) continue;
     if (p < here) {
       const bool moved = p < begin;
       const size_t rows = moved ? room : SIZE, row = moved ? p : p - begin;
@@ -65,6 +67,7 @@ __device__ void attend(
     float score[EACH], most = -INFINITY, total = 0, heard[8] = {};
     #pragma unroll
     for (int u = 0; u < EACH; ++u) {
+      if (u >= live) continue;
       float sum = 0;
       #pragma unroll
       for (int j = 0; j < 8; ++j) sum += fresh[g][dim + j] * float(k[u].at[j]);
@@ -74,6 +77,7 @@ __device__ void attend(
     }
     #pragma unroll
     for (int u = 0; u < EACH; ++u) {
+      if (u >= live) continue;
       const float share = position(u) <= here ? expf(score[u] - most) : 0;
       total += share;
       #pragma unroll
