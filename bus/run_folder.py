@@ -4,8 +4,8 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from .errors import StartError
@@ -44,6 +44,23 @@ def run_folder() -> Generator[Path]:
         if len(str(folder)) + 1 + LONGEST_NAME > LONGEST_PATH:
             raise StartError(f"the path {folder} is too long for Unix sockets: set TMPDIR to a shorter one")
         yield folder
+
+
+@contextmanager
+def starting(folder: Path) -> Generator[Callable[[], AbstractContextManager[None]]]:
+    """While a process of this server makes itself ready. Yields what is entered to be the only one that does."""
+    with (folder / "starting").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+        @contextmanager
+        def alone() -> Generator[None]:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+
+        yield alone
 
 
 def tidy(folder: Path) -> None:

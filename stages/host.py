@@ -1,6 +1,7 @@
 """Builds the stages of a loop. `device_main` is the life of the device thread; `loop_stages` needs no MLX."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ..bus.layout import Layout
 from ..bus.lease import Parties, parties
 from ..bus.loop import Station, Wiring
 from ..bus.messages import FAMILIES
+from ..bus.run_folder import starting
 from ..bus.turns import Party, SpeechParty
 from ..configs.joined import cache_folder
 from ..configs.models import find, refuse_other, split_name
@@ -39,7 +41,8 @@ async def device_main(
     )
     try:
         async with parties(station, _drain) as shared, Wiring(station) as wiring:
-            models, stages = _load(station, progress, notify, shared, machine)
+            with starting(station.folder) as alone:
+                models, stages = _load(station, progress, notify, shared, machine, alone)
             progress.active = lambda: {name: len(stage.open_requests()) for name, stage in stages.items()}
             progress.waiting_s = lambda: max(party.waiting_s for party in shared)
             wiring.run(stages)
@@ -71,11 +74,12 @@ def _load(
     notify: Callable[[Notice], None],
     shared: Parties,
     machine: Device,
+    alone: Callable[[], AbstractContextManager[None]],
 ) -> Loaded:
     """The stages of a device thread and their models."""
     chat: Loaded = ((), {})
     if "chat" in station.stages:
-        chat = _chat(station, progress, notify, shared.chat, machine)
+        chat = _chat(station, progress, notify, shared.chat, machine, alone)
     speech: Loaded = ((), {})
     if any(name in FAMILIES["speech"] for name in station.stages):
         speech = _speech(station, progress, notify, shared.speech)
@@ -88,6 +92,7 @@ def _chat(
     notify: Callable[[Notice], None],
     party: Party,
     machine: Device,
+    alone: Callable[[], AbstractContextManager[None]],
 ) -> Loaded:
     import mlx.core as mx
 
@@ -143,6 +148,7 @@ def _chat(
                     [model] if draft is None else [model, draft],
                     chunk=settings.chunk,
                     slice_s=layout.schedule.slice_s,
+                    alone=alone,
                 )
             options = msgspec.structs.replace(options, slice_tokens=most)
         engines[name] = Engine(model, options, draft, files)

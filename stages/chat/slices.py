@@ -8,8 +8,8 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +53,13 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def slice_tokens(
-    folder: Path, device: str, models: Sequence[ChatModel], *, chunk: int, slice_s: float
+    folder: Path,
+    device: str,
+    models: Sequence[ChatModel],
+    *,
+    chunk: int,
+    slice_s: float,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> int:
     """What is remembered in the folder, or else measured, and remembered from now on.
 
@@ -61,6 +67,7 @@ def slice_tokens(
     :param models: a chat model and, if there is one, its draft model, which read the same slices in turn.
     :param chunk: tokens, the most that a slice may have.
     :param slice_s: the longest that one may take.
+    :param alone: entered to measure, so that no other process of the server makes it longer.
     """
     setting = Setting(
         model=models[0].name,
@@ -73,7 +80,8 @@ def slice_tokens(
     file = folder / f"{name}.json"
     tokens = _remembered(file, setting)
     if tokens is None:
-        tokens = measure(models, chunk, slice_s)
+        with alone():
+            tokens = measure(models, chunk, slice_s)
         _remember(file, _File(tokens, setting))
     log.info("%s reads %d tokens a slice (%s)", setting.model, tokens, file)
     return tokens
@@ -95,7 +103,7 @@ def _fits(models: Sequence[ChatModel], tokens: int, most_s: float) -> bool:
     """Whether a slice was short enough in one of a few tries: other work on the machine only makes it longer."""
     if PASSES * tokens >= min(model.context for model in models):
         return False
-    took_s(models, tokens, 1)  # makes kernels
+    took_s(models, tokens, PASSES)  # makes kernels, on CUDA for each length of a context anew
     for _ in range(TRIES):
         took = took_s(models, tokens, PASSES)
         if took <= most_s:

@@ -1,5 +1,6 @@
 """The server's own process is killed, or told to end: nobody is left behind, and what is open is finished."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -89,6 +90,23 @@ async def test_the_next_server_tidies_up_after_one_that_was_killed(runtime: Path
         assert folder.stat().st_mode & 0o777 == 0o700
         assert run_folder.running() == [folder]
     assert run_folder.running() == []
+
+
+async def test_one_process_of_a_server_can_be_alone_while_it_starts(tmp_path: Path) -> None:
+    def others_may_start() -> bool:
+        with (tmp_path / "starting").open() as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    with run_folder.starting(tmp_path), run_folder.starting(tmp_path):
+        assert others_may_start()
+    with run_folder.starting(tmp_path) as alone:
+        with alone():
+            assert not others_may_start()
+        assert others_may_start()
 
 
 async def test_others_cannot_lend_the_folder(runtime: Path) -> None:

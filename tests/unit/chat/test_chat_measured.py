@@ -1,6 +1,7 @@
 """How long a slice may be is measured once and remembered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ from vivavoce.stages.chat.model import KvOptions
 
 @pytest.fixture
 def took(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One millisecond a token, without measuring; the sizes of passes that were timed."""
+    """One millisecond a token, without measuring; the sizes of passes that were run."""
     timed: list[int] = []
 
-    def took_s(_models: object, tokens: int, passes: int) -> float:
-        if passes > 1:
-            timed.append(tokens)
+    def took_s(_models: object, tokens: int, _passes: int) -> float:
+        timed.append(tokens)
         return tokens / 1000
 
     monkeypatch.setattr(slices, "took_s", took_s)
@@ -60,7 +60,7 @@ def test_a_busy_machine_makes_no_slice_shorter(
 
 def test_what_takes_far_too_long_is_not_tried_again(took: list[int], tiny_models: Callable[..., Any]) -> None:
     slices.measure([tiny_models()], 256, 0.001)
-    assert took == [48]
+    assert took == [48, 48], "to make kernels, and once"
 
 
 def test_what_is_measured_is_time(tiny_models: Callable[..., Any]) -> None:
@@ -96,6 +96,20 @@ def test_it_is_remembered(tmp_path: Path, took: list[int], tiny_models: Callable
     drafts.append(tiny_models(seed=1))
     assert ask() == 96
     assert measured()
+
+
+def test_it_is_measured_alone(tmp_path: Path, took: list[int], tiny_models: Callable[..., Any]) -> None:
+    seen: list[int] = []
+
+    @contextmanager
+    def alone() -> Generator[None]:
+        seen.append(len(took))
+        yield
+        seen.append(len(took))
+
+    for _ in range(2):
+        slices.slice_tokens(tmp_path, "gpu", [tiny_models()], chunk=256, slice_s=0.1, alone=alone)
+    assert seen == [0, len(took)], "once, around all of it; what is remembered needs nobody to wait"
 
 
 def test_the_file_may_be_read_and_written(
