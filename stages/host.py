@@ -102,6 +102,7 @@ def _chat(
     from .chat.prefix_disk import ChunkFiles
     from .chat.slices import slice_tokens
     from .chat.stage import ChatStage
+    from .chat.warm import warm_up
 
     if device.on_cpu():
         # mlx-lm compiles parts of its models; on a CPU that needs a C++ compiler and is slower.
@@ -151,6 +152,9 @@ def _chat(
                     alone=alone,
                 )
             options = msgspec.structs.replace(options, slice_tokens=most)
+        if not device.on_cpu():
+            notify(Loading(f"warming up {name}"))
+            warm_up(model, options, draft)
         engines[name] = Engine(model, options, draft, files)
         infos.append(
             ModelInfo(
