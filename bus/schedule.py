@@ -218,7 +218,7 @@ class Playout:
         if settings.policy == "pace":
             return self._start + frame * self._frame_s - settings.lead_s
         left = self._last + 2 - frame
-        spare = self._start + self._first * self._frame_s - settings.slack_s - now - left * cost_s
+        spare = self.spare_s(frame, now, cost_s) - settings.slack_s
         if spare < 0:
             return now + spare
         if frame not in self._burst or not in_row:
@@ -236,6 +236,13 @@ class Playout:
             self._first = self._last + 1
             self._last += next(self._sizes)
 
-    def in_hand_s(self, now: float) -> float:
-        """For how long the listener can play on with what has left; infinite before it plays."""
-        return math.inf if self._start is None else self._start + self._first * self._frame_s - now
+    def spare_s(self, frame: int, now: float, cost_s: float) -> float:
+        """For how long the listener plays on with what has left, beyond the time in which the next chunk is made.
+
+        Infinite before it plays; below 0 where that chunk comes too late.
+
+        :param frame: to be made next; each takes `cost_s`.
+        """
+        if self._start is None:
+            return math.inf
+        return self._start + self._first * self._frame_s - now - (self._last + 2 - frame) * cost_s

@@ -26,10 +26,7 @@ from .batches import batches
 from .kept import Kept
 from .qwen3.model import Qwen3TTS
 from .qwen3.talker import PREFIX_ROWS, Prefix, TalkerState
-from .utterance import Run, Utterance, step
-
-PROMPT_S = 0.05
-"""A listener with less than this in hand goes ahead of another's prompt, which waits that long at most."""
+from .utterance import Costs, Run, Utterance, step
 
 
 class TalkerStage(Actor[Utterance]):
@@ -65,6 +62,9 @@ class TalkerStage(Actor[Utterance]):
         """Those whose next part can be begun, and since when."""
         self._begun = -math.inf
         """When a part was begun last."""
+        self._costs = Costs()
+        self._stepped_at: tuple[float, int] | None = None
+        """When frames were begun last, in how many steps, if none has come back and no part was begun since."""
 
     def open(self, speak: Speak) -> Utterance:
         return Utterance.of(speak, self._models[speak.model], self._settings)
@@ -98,7 +98,7 @@ class TalkerStage(Actor[Utterance]):
             case Prompt():
                 if run is not None:
                     state.waiting.append(message)
-                elif self._prompted or self._held(self._clock()):
+                elif self._prompted or self._ready or self._held(self._clock()):
                     state.waiting.append(message)
                     self._prompted.setdefault(message.request, self._clock())
                 else:
@@ -107,6 +107,7 @@ class TalkerStage(Actor[Utterance]):
             case Feedback():
                 assert run is not None
                 run.parked = array(message.embedding)
+                self._measure(run)
             case Rows():
                 if run is None:
                     state.rows.append(message)
@@ -138,16 +139,28 @@ class TalkerStage(Actor[Utterance]):
         For the first frame of another part, which goes straight through, and for those of who is running dry. Each
         comes back here as `Feedback`.
         """
-        now = self._clock()
-        coming = [one for name, one in self.requests.items() if one.stepping or name in self._ready]
-        if any(one.stepping and one.running.frame == 0 for one in coming):
+        if self._first_coming():
             return True
-        dry = any(one.playout.in_hand_s(now) < PROMPT_S for one in coming)
-        return dry and now < max(since, self._begun) + PROMPT_S
+        now = self._clock()
+        waited_s = now - max(since, self._begun)
+        coming = [one for one in self.requests.values() if one.stepping]
+        return any(self._costs.holds(one.spare_s(now, self._costs.step_s), waited_s) for one in coming)
+
+    def _first_coming(self) -> bool:
+        return any(one.stepping and one.running.frame == 0 for one in self.requests.values())
+
+    def _measure(self, run: Run) -> None:
+        """A frame has come back."""
+        now = self._clock()
+        if run.frame == 0:
+            self._costs.prompted(now - self._begun)
+        elif self._stepped_at is not None:
+            (begun, steps), self._stepped_at = self._stepped_at, None
+            self._costs.stepped((now - begun) / steps)
 
     async def _begin(self, request: Utterance, message: Prompt, outbox: Outbox) -> None:
         """Frame 0 of a prompt, which is the first or that of the next part of a long text."""
-        self._begun = self._clock()
+        self._begun, self._stepped_at = self._clock(), None
         self._party.move(request.speak.request, heard=request.playout.heard)
         state, code0, hidden = self._start(request, message, request.next_seed(message.parts))
         request.run = Run(
@@ -197,21 +210,44 @@ class TalkerStage(Actor[Utterance]):
         self._ready[name] = request
 
     async def caught_up(self, outbox: Outbox) -> None:
-        """The frames that may be begun, those of one model together; then a prompt."""
+        """The frames that may be begun; then a prompt."""
         if self._ready:
             await self._step(outbox)
         if self._prompted:
             await self._begin_next(outbox)
+            if self._ready and not self._prompted:
+                await self._step(outbox)
 
     async def _step(self, outbox: Outbox) -> None:
         async with self._party:
             ready = [request for name, request in self._ready.items() if name in self.requests]
             self._ready.clear()
-            for batch in batches(ready, lambda request: request.kind, self._most):
+            now = self._clock()
+            steps = self._steps(ready, now)
+            if steps:
+                self._stepped_at = now, len(steps)
+            for batch in steps:
                 names = [request.speak.request for request in batch]
                 for request, queued in await self._together(batch, names, step, outbox):
                     if (name := request.speak.request) in self.requests:
                         await self._attempt(name, self._stepped(request, *queued, outbox), outbox)
+
+    def _steps(self, ready: list[Utterance], now: float) -> list[list[Utterance]]:
+        """Those of one model together. While a first frame is waited for: one step, if somebody is running dry."""
+        if not (self._first_coming() or any(name in self.requests for name in self._prompted)):
+            return list(batches(ready, lambda request: request.kind, self._most))
+        spare = {one.speak.request: one.spare_s(now, self._costs.step_s) for one in ready}
+        names = sorted(spare, key=lambda name: spare[name])
+        step: list[Utterance] = []
+        if names and self._costs.urgent(spare[names[0]]):
+            first = self.requests[names[0]]
+            same = [name for name in names if self.requests[name].kind == first.kind]
+            step = [self.requests[name] for name in same[: self._most(first)]]
+        for one in ready:
+            if one not in step:
+                self._ready[one.speak.request] = one
+                self._party.move(one.speak.request, heard=True)  # what it waits here is no cost of a frame
+        return [step] if step else []
 
     def _most(self, request: Utterance) -> int:
         return min(self._rows, request.model.talker.widest)

@@ -9,7 +9,7 @@ import msgspec
 
 from ...bus.layout import Speech
 from ...bus.messages import Ending, Prompt, Rows, Speak, StageTime
-from ...bus.schedule import Playout
+from ...bus.schedule import FRAME_S, Playout
 from ..arrays import array
 from .chunks import sizes
 from .qwen3.model import Qwen3TTS
@@ -18,6 +18,9 @@ from .qwen3.talker import TalkerState
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """Odd, so that no two parts of a text get the same seed."""
+
+SLACK_S = 0.01
+"""What a listener has to have in hand beyond what is measured, to let a prompt go ahead."""
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Run:
         return row if row.shape[1] else self.pad
 
 
-@dataclass
+@dataclass(eq=False)
 class Utterance:
     """A request's whole text, of which one part after the other has a run."""
 
@@ -105,6 +108,11 @@ class Utterance:
         """Whether the newest frame has not come back yet."""
         return self.run is not None and self.run.parked is None
 
+    def spare_s(self, now: float, step_s: float) -> float:
+        """For how long its listener can do without the device, where a frame takes `step_s`; below 0: too late."""
+        frame = self.done + self.running.frame + (not self.stepping)
+        return self.playout.spare_s(frame, now, step_s)
+
     def next_seed(self, parts: int) -> int:
         """The seed of the part that is begun, with which `parts` are left. Each draws from a key of its own."""
         self.parts_left = self.parts_left or parts
@@ -137,6 +145,31 @@ class Utterance:
         tokens, most = self.running.text_tokens, self.speak.max_frames
         budget = int(self.settings.frames_floor + self.settings.frames_per_token * tokens)
         return min(budget if most is None else most - self.done, self.model.max_frames, budget)
+
+
+@dataclass
+class Costs:
+    """What frames take, by those made: each figure rises at once and falls slowly."""
+
+    step_s: float = 0.01
+    """The next frame of some together."""
+    prompt_s: float = 0.03
+    """A prompt with its first frame."""
+
+    def stepped(self, took_s: float) -> None:
+        took_s = min(took_s, FRAME_S)  # with more no listener is ever served in time
+        self.step_s = max(took_s, 0.9 * self.step_s + 0.1 * took_s)
+
+    def prompted(self, took_s: float) -> None:
+        self.prompt_s = max(took_s, 0.9 * self.prompt_s + 0.1 * took_s)
+
+    def urgent(self, spare_s: float) -> bool:
+        """Whether a listener with so much to spare cannot do without the device while a prompt is read."""
+        return spare_s < self.prompt_s + SLACK_S
+
+    def holds(self, spare_s: float, waited_s: float) -> bool:
+        """Whether a listener keeps a prompt waiting that has waited so long: briefly if it is too late anyway."""
+        return self.urgent(spare_s) and waited_s < self.prompt_s * (2 if spare_s >= 0 else 0.5)
 
 
 def step(batch: list[Utterance]) -> list[tuple[mx.array, mx.array]]:

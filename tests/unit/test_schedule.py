@@ -506,17 +506,21 @@ def test_a_burst_is_cut_short_for_who_has_nothing_in_hand() -> None:
     assert not party.held
 
 
-def test_what_a_listener_has_in_hand() -> None:
+def test_what_a_listener_has_to_spare() -> None:
     """Chunks of 1, 2, 4, 8, 8 frames, of which each leaves when the frame behind it has been made."""
     playout = Playout(sizes())
     playout.reach(1, 0.0)
-    assert playout.in_hand_s(0.0) == math.inf
+    assert playout.spare_s(1, 0.0, 0.01) == math.inf
     playout.taken(0.0)
     now = 0.0
     for frame in range(1, 25):
         now = frame * 0.01
         playout.reach(frame, now)
-    assert playout.in_hand_s(now) == pytest.approx(23 * FRAME_S - now)  # frames 0 to 22 have left
+    in_hand_s = 23 * FRAME_S - now  # frames 0 to 22 have left
+    assert playout.spare_s(25, now, 0.0) == pytest.approx(in_hand_s)
+    assert playout.spare_s(25, now, 0.01) == pytest.approx(
+        in_hand_s - 7 * 0.01
+    )  # frames 25 to 31 are to be made
     for frame in range(25, 33):
         playout.reach(frame, now + 2)  # frame 32 comes too late: the player has waited
-    assert playout.in_hand_s(now + 2) == pytest.approx(8 * FRAME_S)
+    assert playout.spare_s(33, now + 2, 0.0) == pytest.approx(8 * FRAME_S)

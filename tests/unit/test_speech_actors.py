@@ -35,7 +35,8 @@ from vivavoce.bus.wire import kinds
 from vivavoce.stages.speech.codec_decoder import CodecDecoderStage
 from vivavoce.stages.speech.prompt import PromptStage
 from vivavoce.stages.speech.qwen3.sampling import Sampling
-from vivavoce.stages.speech.talker import PROMPT_S, TalkerStage
+from vivavoce.stages.speech.talker import TalkerStage
+from vivavoce.stages.speech.utterance import SLACK_S, Costs
 
 SPEAK = Speak(request="r", model="m", text="hello", seed=1)
 EOS = 2150
@@ -251,14 +252,16 @@ async def test_whoever_is_running_dry_goes_ahead_of_a_prompt() -> None:
         for frame in (1, 2, 3):
             assert _hidden(bench) == [("a", frame)]
             await bench.give(replace(_feedback(frame), request="a"))
-        assert _hidden(bench) == [("a", 4), ("b", 0)]
+        assert _hidden(bench) == [("b", 0)]
 
 
-async def test_a_listener_with_enough_in_hand_lets_a_prompt_go_ahead() -> None:
+async def test_a_listener_with_enough_in_hand_waits_until_a_prompt_is_through() -> None:
     stage = TalkerStage({"m": _model([5] * 10)}, Speech(), nullcontext(), clock=lambda: 10.0)
     async with _running(stage, "talker") as bench:
-        await _heard(bench, played_s=0.02)
-        assert _hidden(bench) == [("b", 0), ("a", 1)]
+        await _heard(bench, played_s=0.0)
+        assert _hidden(bench) == [("b", 0)]
+        await bench.give(replace(_feedback(0), request="b"))
+        assert _hidden(bench) == [("a", 1)]
 
 
 async def test_a_prompt_waits_for_a_listener_no_longer_than_it_may() -> None:
@@ -266,9 +269,53 @@ async def test_a_prompt_waits_for_a_listener_no_longer_than_it_may() -> None:
     stage = TalkerStage({"m": _model([5] * 10)}, Speech(), nullcontext(), clock=lambda: now)
     async with _running(stage, "talker") as bench:
         await _heard(bench, played_s=0.04)
-        now += PROMPT_S
+        now += 2 * Costs().prompt_s
         await bench.give(replace(_feedback(1), request="a"))
         assert _hidden(bench) == [("a", 1), ("a", 2), ("b", 0)]
+
+
+async def test_beside_a_prompt_only_the_most_urgent_are_stepped_and_the_others_come_back() -> None:
+    """`b` has played the most of its audio, `a` nothing."""
+    model = _model([5] * 10)
+    stage = TalkerStage({"m": model}, Speech(), nullcontext(), rows=2, clock=lambda: 10.0)
+    async with _running(stage, "talker") as bench:
+        for name in "abc":
+            await bench.give(replace(SPEAK, request=name, lookahead=1), replace(PROMPT, request=name))
+            await bench.give(replace(_feedback(0), request=name))
+        _hidden(bench)
+        played = {"a": 0.0, "b": 0.05, "c": 0.04}
+        credits = [Credit(request=name, frames=9, played_s=played_s) for name, played_s in played.items()]
+        await bench.give(*credits, replace(SPEAK, request="d"), replace(PROMPT, request="d"))
+        for frame in (1, 2, 3):
+            assert _hidden(bench) == [("b", frame), ("c", frame)]
+            await bench.give(*(replace(_feedback(frame), request=name) for name in "bc"))
+        assert _hidden(bench) == [("d", 0)]
+        await bench.give(replace(_feedback(0), request="d"))
+        assert sorted(_hidden(bench)) == [("a", 1), ("b", 4), ("c", 4), ("d", 1)]
+
+
+async def test_those_who_wait_for_a_prompt_that_fails_go_on() -> None:
+    async with _running(_talker(_model([5] * 10)), "talker") as bench:
+        await bench.give(replace(SPEAK, lookahead=1), PROMPT, _feedback(0))
+        broken = replace(PROMPT, request="b", prefill=None, static=1000)
+        await bench.give(Credit(request="r", frames=9), replace(SPEAK, request="b"), broken)
+        got = bench.got()
+        assert [m.reason for m in got if isinstance(m, Ending)] == ["error"]
+        assert [(m.request, m.frame) for m in got if isinstance(m, Hidden)] == [("r", 0), ("r", 1)]
+
+
+def test_what_is_measured_decides_who_keeps_a_prompt_waiting() -> None:
+    costs = Costs(step_s=0.01, prompt_s=0.02)
+    costs.prompted(0.1)
+    costs.stepped(0.05)
+    assert (costs.prompt_s, costs.step_s) == (0.1, 0.05)
+    costs.prompted(0.0)
+    costs.stepped(0.0)
+    assert (costs.prompt_s, costs.step_s) == pytest.approx((0.09, 0.045))
+    enough = costs.prompt_s + SLACK_S
+    assert not costs.holds(enough, 0.0)
+    assert [costs.holds(0.99 * enough, waited_s) for waited_s in (0.17, 0.19)] == [True, False]
+    assert [costs.holds(-0.01, waited_s) for waited_s in (0.04, 0.05)] == [True, False]
 
 
 async def test_no_prompt_waits_for_a_listener_whose_client_takes_nothing() -> None:
@@ -290,11 +337,13 @@ async def test_first_frames_go_straight_through_one_prompt_behind_the_other() ->
         await bench.give(rows, Ending(request="c", reason="cancelled"))
         assert _hidden(bench) == [("a", 0)]
         await bench.give(replace(_feedback(0), request="a"))
-        assert _hidden(bench) == [("a", 1), ("b", 0)]
+        assert _hidden(bench) == [("b", 0)]
         run = stage.requests["b"].running
         assert (run.final, run.trailing.shape[1]) == (True, 2)
         await bench.give(replace(_feedback(0), request="b"))
-        assert _hidden(bench) == [("b", 1), ("d", 0)]
+        assert _hidden(bench) == [("d", 0)]
+        await bench.give(replace(_feedback(0), request="d"))
+        assert sorted(_hidden(bench)) == [("a", 1), ("b", 1), ("d", 1)]
 
 
 async def test_a_prompt_waits_for_no_first_frame_of_who_is_gone() -> None:
