@@ -9,7 +9,7 @@ import msgspec
 
 from ...bus.layout import Speech
 from ...bus.messages import Ending, Prompt, Rows, Speak, StageTime
-from ...bus.schedule import FRAME_S, Playout
+from ...bus.schedule import Playout
 from ..arrays import array
 from .chunks import sizes
 from .qwen3.model import Qwen3TTS
@@ -19,7 +19,7 @@ from .qwen3.talker import TalkerState
 SEED_STEP = 0x9E3779B97F4A7C15
 """Odd, so that no two parts of a text get the same seed."""
 
-SLACK_S = 0.01
+SLACK_S = 0.015
 """What a listener has to have in hand beyond what is measured, to let a prompt go ahead."""
 
 
@@ -157,7 +157,6 @@ class Costs:
     """A prompt with its first frame."""
 
     def stepped(self, took_s: float) -> None:
-        took_s = min(took_s, FRAME_S)  # with more no listener is ever served in time
         self.step_s = max(took_s, 0.9 * self.step_s + 0.1 * took_s)
 
     def prompted(self, took_s: float) -> None:
