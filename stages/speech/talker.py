@@ -236,18 +236,19 @@ class TalkerStage(Actor[Utterance]):
         """Those of one model together. While a first frame is waited for: one step, if somebody is running dry."""
         if not (self._first_coming() or any(name in self.requests for name in self._prompted)):
             return list(batches(ready, lambda request: request.kind, self._most))
-        spare = {one.speak.request: one.spare_s(now, self._costs.step_s) for one in ready}
-        names = sorted(spare, key=lambda name: spare[name])
-        step: list[Utterance] = []
-        if names and self._costs.urgent(spare[names[0]]):
-            first = self.requests[names[0]]
-            same = [name for name in names if self.requests[name].kind == first.kind]
-            step = [self.requests[name] for name in same[: self._most(first)]]
-        for one in ready:
-            if one not in step:
-                self._ready[one.speak.request] = one
-                self._party.move(one.speak.request, heard=True)  # what it waits here is no cost of a frame
-        return [step] if step else []
+        spare = {request: request.spare_s(now, self._costs.step_s) for request in ready}
+        order = sorted(ready, key=lambda request: spare[request])
+        steps = [
+            batch
+            for batch in batches(order, lambda request: request.kind, self._most)
+            if order[0] in batch and self._costs.urgent(spare[order[0]])
+        ]
+        for request in order:
+            if not any(request in batch for batch in steps):
+                name = request.speak.request
+                self._ready[name] = request
+                self._party.move(name, heard=True)  # what it waits here is no cost of a frame
+        return steps
 
     def _most(self, request: Utterance) -> int:
         return min(self._rows, request.model.talker.widest)

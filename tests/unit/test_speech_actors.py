@@ -355,6 +355,15 @@ async def test_a_prompt_waits_for_no_first_frame_of_who_is_gone() -> None:
         assert _hidden(bench) == [("b", 0)]
 
 
+async def test_those_who_wait_for_a_first_frame_go_on_when_its_request_is_gone() -> None:
+    stage = TalkerStage({"m": _model([5] * 10)}, Speech(), nullcontext(), clock=lambda: 10.0)
+    async with _running(stage, "talker") as bench:
+        await _heard(bench, played_s=0.0)
+        assert _hidden(bench) == [("b", 0)]
+        await bench.give(Ending(request="b", reason="cancelled"))
+        assert _hidden(bench) == [("a", 1)]
+
+
 async def _three(bench: _Bench, pad: mx.array = ROW) -> None:
     """Three requests up to their second frame, `b` with another padding row."""
     pads = {"a": ROW, "b": pad, "c": ROW}
