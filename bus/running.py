@@ -54,6 +54,9 @@ class Running:
         self._module = module
         self._supervisors: list[Supervisor] = []
         self._epochs = {process.name: 0 for process in layout.process}
+        self._deaths = dict.fromkeys((None, *FAMILIES), 0)
+        """How many deaths have to be known before a family (or everything) can be served: all up to the last one
+        of a process that has a part in it."""
         self._failure: str | None = None
         self._body: Body | None = None
         self._up = False
@@ -187,6 +190,8 @@ class Running:
         assert self._body is not None
         failure = Failure(status=503, code="stage_down", message=f"the process {dead.name} ended: {why}")
         self._epochs[dead.name] = dead.epoch
+        deaths = sum(self._epochs.values())
+        self._deaths |= dict.fromkeys((None, *self._families(dead.name)), deaths)
         self._lease.open(dead.name, dead.epoch)
         self.client.fail_all(failure, self._families(dead.name))
         command = Relink(dead.name, dead.epoch, failure)
@@ -233,20 +238,19 @@ class Running:
             return Outage(f"the device has stood still for {busy_s:.0f} s: restart the server", GIVEN_UP_S)
         if own and (outage := starved(self.layout, self.process, self._body.progress.waiting_s())):
             return outage
-        deaths = sum(self._epochs.values())
-        for supervisor in self._supervisors:
-            if not self._part_of(supervisor.name, family):
-                continue
+        parts = [one for one in self._supervisors if self._part_of(one.name, family)]
+        for supervisor in parts:
             if supervisor.state == "failed":
                 why = f"the process {supervisor.name} is given up, it ended too often: {supervisor.why}"
                 return Outage(why, GIVEN_UP_S)
-            # A process that has not linked to the successor of another would send what it gets to the dead one.
-            if supervisor.state != "ready" or supervisor.beat.deaths < deaths:
+            if supervisor.state != "ready":
                 why = f"the process {supervisor.name} is {supervisor.state}: {supervisor.why}"
                 return Outage(why, supervisor.retry_after_s)
             if outage := starved(self.layout, supervisor.name, supervisor.beat.waiting_s):
                 return outage
-        if self._body.deaths < deaths:
+        # A process that has not linked to the successor of another would send what it gets to the dead one.
+        known = [self._body.deaths, *(supervisor.beat.deaths for supervisor in parts)]
+        if min(known) < self._deaths[family]:
             return Outage("a process has just been started again", 1)
         return None
 

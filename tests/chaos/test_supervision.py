@@ -203,6 +203,36 @@ async def test_kill_each_process_in_turn_under_load(start: Start) -> None:
             await _calm(running)
 
 
+async def test_a_family_goes_on_when_a_process_of_another_dies(start: Start) -> None:
+    layout = """
+name = "two"
+[[process]]
+name = "main"
+loop = ["api"]
+[[process]]
+name = "chat"
+device = ["chat"]
+[[process]]
+name = "speech"
+loop = ["encoder"]
+device = ["prompt", "talker", "code_predictor", "codec_decoder"]
+"""
+    async with start(layout, beat_s=1.0, backoff_s=30, backoff_max_s=30) as running:
+        os.kill(_status(running, "chat").pid, signal.SIGKILL)
+        while _status(running, "chat").state == "ready":
+            await running.beat()
+        # Before the next beat of the other process says that it knows of this.
+        assert running.outage("speech") is None
+        assert (await _listen(running))[1].reason == "stop"
+        for outage in (running.outage("chat"), running.outage()):
+            assert outage is not None
+            assert "chat" in outage.reason
+        os.kill(_status(running, "speech").pid, signal.SIGKILL)
+        while (outage := running.outage("speech")) is None:
+            await running.beat()
+        assert "speech" in outage.reason
+
+
 async def test_a_process_that_will_not_end_is_ended(start: Start, vices: Path) -> None:
     (vices / "codec.ignore_term").write_text("1")
     async with start("split") as running:
