@@ -4,9 +4,11 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 from .errors import StartError
 
@@ -22,6 +24,13 @@ def base() -> Path:
     if runtime and os.access(runtime, os.W_OK):
         return Path(runtime) / "vivavoce"
     return Path(tempfile.gettempdir()) / f"vivavoce-{os.getuid()}"
+
+
+WAITING_S = 0.2
+"""Between two looks whether the other processes are ready."""
+
+Alone = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""Takes what is called again and again while it waits for others."""
 
 
 @contextmanager
@@ -47,20 +56,30 @@ def run_folder() -> Generator[Path]:
 
 
 @contextmanager
-def starting(folder: Path) -> Generator[Callable[[], AbstractContextManager[None]]]:
+def starting(folder: Path) -> Generator[Alone]:
     """While a process of this server makes itself ready. Yields what is entered to be the only one that does."""
     with (folder / "starting").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
         @contextmanager
-        def alone() -> Generator[None]:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        def alone(waiting: Callable[[], None]) -> Generator[None]:
+            while not _locked(lock):
+                waiting()
+                time.sleep(WAITING_S)
             try:
                 yield
             finally:
                 fcntl.flock(lock, fcntl.LOCK_SH)
 
         yield alone
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def tidy(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Builds the stages of a loop. `device_main` is the life of the device thread; `loop_stages` needs no MLX."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ..bus.layout import Layout
 from ..bus.lease import Parties, parties
 from ..bus.loop import Station, Wiring
 from ..bus.messages import FAMILIES
-from ..bus.run_folder import starting
+from ..bus.run_folder import Alone, starting
 from ..bus.turns import Party, SpeechParty
 from ..configs.joined import cache_folder
 from ..configs.models import find, refuse_other, split_name
@@ -74,7 +73,7 @@ def _load(
     notify: Callable[[Notice], None],
     shared: Parties,
     machine: Device,
-    alone: Callable[[], AbstractContextManager[None]],
+    alone: Alone,
 ) -> Loaded:
     """The stages of a device thread and their models."""
     chat: Loaded = ((), {})
@@ -92,7 +91,7 @@ def _chat(
     notify: Callable[[Notice], None],
     party: Party,
     machine: Device,
-    alone: Callable[[], AbstractContextManager[None]],
+    alone: Alone,
 ) -> Loaded:
     import mlx.core as mx
 
@@ -149,7 +148,9 @@ def _chat(
                     [model] if draft is None else [model, draft],
                     chunk=settings.chunk,
                     slice_s=layout.schedule.slice_s,
-                    alone=alone,
+                    alone=partial(
+                        alone, partial(notify, Loading(f"measuring {name} when the others are ready"))
+                    ),
                 )
             options = msgspec.structs.replace(options, slice_tokens=most)
         if not device.on_cpu():

@@ -33,6 +33,8 @@ PASSES = 3
 TRIES = 3
 MOST_FILES = 100
 """The ones used longest ago make room."""
+MOST_BYTES = 1 << 16
+"""Of a file: more cannot be ours."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,10 +133,12 @@ def took_s(models: Sequence[ChatModel], tokens: int, passes: int) -> float:
 
 
 def _remembered(file: Path, setting: Setting) -> int | None:
-    try:
-        found = msgspec.json.decode(file.read_bytes(), type=_File)
-    except FileNotFoundError:
+    if not file.exists():
         return None
+    try:
+        if not file.is_file() or file.stat().st_size > MOST_BYTES:
+            raise OSError("not a file of ours")
+        found = msgspec.json.decode(file.read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError) as error:
         log.warning("%s cannot be read and is measured anew: %s", file, error)
         return None

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,12 +101,19 @@ async def test_one_process_of_a_server_can_be_alone_while_it_starts(tmp_path: Pa
                 return False
             return True
 
-    with run_folder.starting(tmp_path), run_folder.starting(tmp_path):
+    waited: list[None] = []
+    with run_folder.starting(tmp_path) as alone, ExitStack() as others:
         assert others_may_start()
-    with run_folder.starting(tmp_path) as alone:
-        with alone():
+        others.enter_context(run_folder.starting(tmp_path))
+
+        def waiting() -> None:
+            waited.append(None)
+            others.close()
+
+        with alone(waiting):
             assert not others_may_start()
         assert others_may_start()
+    assert waited, "for the other, which was starting"
 
 
 async def test_others_cannot_lend_the_folder(runtime: Path) -> None:

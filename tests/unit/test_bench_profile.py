@@ -66,7 +66,11 @@ def test_the_profile_tells_of_every_stage() -> None:
 def test_a_step_that_queues_what_it_makes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = mx.zeros((8, 8))
     mx.eval(matrix)
-    step = launch.one_by_one(lambda ticket, row: (row @ matrix, ticket + 1))
+
+    def launching(ticket: mx.array, row: mx.array) -> tuple[mx.array, mx.array]:
+        return row @ matrix, ticket + 1
+
+    step = launch.one_by_one(launching)
     monkeypatch.syspath_prepend(ROOT / "tools")
     profile_speech: Any = importlib.import_module("profile_speech")
     model = SimpleNamespace(rows=None, talker=None, predictor=None, codec=matrix)

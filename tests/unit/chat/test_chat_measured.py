@@ -1,5 +1,6 @@
 """How long a slice may be is measured once and remembered."""
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +129,7 @@ def test_the_file_may_be_read_and_written(
     for wrong in (
         b"",
         b"{",
+        b" " * slices.MOST_BYTES + msgspec.json.encode(told | {"tokens": 64}),
         *map(msgspec.json.encode, (told | {"tokens": 0}, told | {"tokens": 257}, other)),
     ):
         file.write_bytes(wrong)
@@ -136,6 +138,19 @@ def test_the_file_may_be_read_and_written(
         assert took
         assert msgspec.json.decode(file.read_bytes()) == told
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_nobody_waits_for_what_is_no_file(
+    tmp_path: Path, took: list[int], tiny_models: Callable[..., Any]
+) -> None:
+    def ask() -> int:
+        return slices.slice_tokens(tmp_path, "gpu", [tiny_models()], chunk=256, slice_s=0.1)
+
+    assert ask() == 96
+    [file] = tmp_path.iterdir()
+    file.unlink()
+    os.mkfifo(file)
+    assert ask() == 96
 
 
 def test_where_nothing_can_be_written_it_is_measured_each_time(
