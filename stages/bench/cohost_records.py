@@ -91,7 +91,8 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     """While chat was alone."""
     hands: Hands
     sharing_efficiency: float | None
-    """None where speech alone needs all of the device."""
+    """None where speech alone needs all of the device; likewise `work_efficiency`."""
+    work_efficiency: float | None
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +128,8 @@ MEASURES = {
     "unused": "share of the time in which neither had a slice under way",
     "sharing_efficiency": "chat ÷ (the best chat_alone × (1 − the best rtf of speech on the idle device)), each of "
     "all policies that ran",
+    "work_efficiency": "likewise with that rtf ÷ the rtf beside chat: where chat leaves the device for a moment, "
+    "speech runs ahead of its listeners, and does more in a second than they hear",
     "memory_bytes": "resident set of each process at the end",
 }
 """What each figure means: part of the JSON."""
@@ -164,16 +167,21 @@ def beside(
     :param solo_rtf: of speech on the idle device, under the policy that hinders it least.
     :param most: tokens a second that chat makes alone under the policy that hinders it least.
     """
-    chat_alone, chat = rate(alone), rate(both)
+    chat_alone, chat, speech = rate(alone), rate(both), sum_up(replies)
+
+    def efficiency(needed: float) -> float | None:
+        return chat / (most * (1 - needed)) if needed < 1 else None
+
     return Beside(
-        speech=sum_up(replies),
+        speech=speech,
         chat_alone=chat_alone,
         longest_gap_alone_ms=max(talk.longest_gap_s for talk in alone) * 1000,
         chat=chat,
         longest_gap_ms=max(talk.longest_gap_s for talk in both) * 1000,
         hands_alone=hands(traces, alone),
         hands=hands(traces, both),
-        sharing_efficiency=chat / (most * (1 - solo_rtf)) if solo_rtf < 1 else None,
+        sharing_efficiency=efficiency(solo_rtf),
+        work_efficiency=efficiency(solo_rtf / speech.rtf),
     )
 
 
@@ -220,17 +228,20 @@ def rate(talks: Sequence[Talk]) -> float:
 def table(result: Result) -> str:
     """The result for people."""
     head = ["", "policy", "TTFA p50", "p90, ms", "RTF", "underruns", "s", "chat tok/s", "gap, ms"]
-    head += ["switches/s", "handover, ms", "speech, %", "chat", "unused", "sharing"]
+    head += ["switches/s", "handover, ms", "speech, %", "chat", "unused", "sharing", "by work"]
     rows = [head]
     for policy in result.policies:
         decoding = policy.decoding
         alone = _chat(decoding.chat_alone, decoding.longest_gap_alone_ms, decoding.hands_alone)
-        rows.append(["idle", policy.policy, *_speech(policy.idle), *alone, ""])
+        rows.append(["idle", policy.policy, *_speech(policy.idle), *alone, "", ""])
         for name, both in (("decoding", policy.decoding), ("prefilling", policy.prefilling)):
             if both is not None:
-                shared = "-" if both.sharing_efficiency is None else f"{both.sharing_efficiency:.2f}"
+                shared = [
+                    "-" if one is None else f"{one:.2f}"
+                    for one in (both.sharing_efficiency, both.work_efficiency)
+                ]
                 chat = _chat(both.chat, both.longest_gap_ms, both.hands)
-                rows.append([name, policy.policy, *_speech(both.speech), *chat, shared])
+                rows.append([name, policy.policy, *_speech(both.speech), *chat, *shared])
     rows[1:] = sorted(rows[1:], key=lambda row: ("idle", "decoding", "prefilling").index(row[0]))
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

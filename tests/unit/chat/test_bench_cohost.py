@@ -44,6 +44,9 @@ def test_what_chat_kept() -> None:
     assert (kept.chat_alone, kept.chat) == (50.0, 22.5)
     assert kept.longest_gap_ms == pytest.approx(2500)
     assert kept.sharing_efficiency == pytest.approx(0.75)
+    ahead = beside([SMOOTH], [alone], [both], SMOOTH.rtf / 4, 60.0, {})
+    assert ahead.work_efficiency == pytest.approx(22.5 / (60 * 0.75))
+    assert beside([SMOOTH], [alone], [both], SMOOTH.rtf, 60.0, {}).work_efficiency is None
     assert kept.longest_gap_alone_ms == pytest.approx(500)
     assert beside([SMOOTH], [alone], [both], 1.2, 1.0, {}).sharing_efficiency is None
 
@@ -100,7 +103,7 @@ def test_the_table_has_a_row_a_policy_and_load() -> None:
         ["decoding", "race"],
         ["decoding", "deadline"],
     ]
-    assert lines[7].split()[-1] == "2.00"
+    assert lines[7].split()[-2:] == ["2.00", "15.00"]
 
 
 def test_the_picture_joins_what_touches_and_cuts_what_lies_outside() -> None:
