@@ -17,6 +17,12 @@ LONGEST_NAME = 24
 LONGEST_PATH = 103
 """Of a Unix socket on macOS; Linux allows four more."""
 
+WAITING_S = 0.2
+"""Between two looks whether the others are ready: who waits for a lock in one call cannot tell that it waits."""
+
+Alone = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""Takes what is called again and again while it waits for others."""
+
 
 def base() -> Path:
     """The folder that holds those of this user's servers. It may not exist."""
@@ -24,13 +30,6 @@ def base() -> Path:
     if runtime and os.access(runtime, os.W_OK):
         return Path(runtime) / "vivavoce"
     return Path(tempfile.gettempdir()) / f"vivavoce-{os.getuid()}"
-
-
-WAITING_S = 0.2
-"""Between two looks whether the other processes are ready."""
-
-Alone = Callable[[Callable[[], None]], AbstractContextManager[None]]
-"""Takes what is called again and again while it waits for others."""
 
 
 @contextmanager

@@ -31,6 +31,11 @@ from .layout import Schedule
 FRAME_S = 0.08
 
 
+def cost_after(before_s: float, took_s: float) -> float:
+    """What something is taken to cost, once it took so long: it rises at once and falls slowly."""
+    return max(took_s, 0.9 * before_s + 0.1 * took_s)
+
+
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A party wants the device. From the holder it is a sign of life: it is at work and goes on."""
 

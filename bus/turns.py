@@ -12,7 +12,7 @@ import anyio
 
 from .layout import Schedule
 from .messages import FAMILIES
-from .schedule import FRAME_S, Ask, Grant, Lost, Playout, Recall, Release, Said, Told
+from .schedule import FRAME_S, Ask, Grant, Lost, Playout, Recall, Release, Said, Told, cost_after
 
 FIRST_COST_S = 0.04
 """What a frame is taken to cost before any was measured."""
@@ -213,7 +213,7 @@ class SpeechParty(Party):
             return True
         if (began := self._moving.pop(request, None)) is not None:
             took = min(now - began, FRAME_S)  # with more no listener is ever served in time
-            self.cost_s = max(took, 0.9 * self.cost_s + 0.1 * took)
+            self.cost_s = cost_after(self.cost_s, took)
         self._late.discard(request)
         due = playout.due(frame, now, self.cost_s, self._settings, in_row=not self._late)
         if due < now:

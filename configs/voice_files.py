@@ -8,11 +8,12 @@ is taken for absent. Like the voices, the files are for the user alone and are m
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+
+from . import whole_file
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +49,7 @@ class VoiceFiles:
             return
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            handle, made = tempfile.mkstemp(dir=folder, prefix=".new-")  # mode 0600
-            try:
-                # Not fsynced: after a power failure the hash tells, and the file is made again.
-                with open(handle, "wb") as file:
-                    file.writelines((_hash(name, data), data))
-                os.replace(made, folder / name)
-            except BaseException:
-                os.unlink(made)
-                raise
+            whole_file.write(folder / name, _hash(name, data), data)
             _make_room(folder)
         except OSError as error:
             log.warning("%s cannot be kept: %s", folder / name, error.strerror)

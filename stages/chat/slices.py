@@ -6,7 +6,6 @@ file for each setting, in the user's cache; one that cannot be read is measured 
 
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -17,6 +16,7 @@ from typing import Annotated
 import mlx.core as mx
 import msgspec
 
+from ...configs import whole_file
 from .model import ChatModel
 from .prefill import Reader
 from .prefix import PrefixCache
@@ -153,14 +153,7 @@ def _remembered(file: Path, setting: Setting) -> int | None:
 def _remember(file: Path, found: _File) -> None:
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=file.parent, prefix=".new-")
-        try:
-            with open(handle, "wb") as new:
-                new.write(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-            os.replace(made, file)
-        except BaseException:
-            os.unlink(made)
-            raise
+        whole_file.write(file, msgspec.json.format(msgspec.json.encode(found)), b"\n")
     except OSError as error:
         log.warning("%s cannot be written, so the next start measures again: %s", file, error.strerror)
         return

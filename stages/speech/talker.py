@@ -238,17 +238,16 @@ class TalkerStage(Actor[Utterance]):
             return list(batches(ready, lambda request: request.kind, self._most))
         spare = {request: request.spare_s(now, self._costs.step_s) for request in ready}
         order = sorted(ready, key=lambda request: spare[request])
-        steps = [
-            batch
-            for batch in batches(order, lambda request: request.kind, self._most)
-            if order[0] in batch and self._costs.urgent(spare[order[0]])
-        ]
+        first: list[Utterance] = []
+        if order and self._costs.urgent(spare[order[0]]):
+            groups = batches(order, lambda request: request.kind, self._most)
+            first = next(batch for batch in groups if order[0] in batch)
         for request in order:
-            if not any(request in batch for batch in steps):
+            if request not in first:
                 name = request.speak.request
                 self._ready[name] = request
                 self._party.move(name, heard=True)  # what it waits here is no cost of a frame
-        return steps
+        return [first] if first else []
 
     def _most(self, request: Utterance) -> int:
         return min(self._rows, request.model.talker.widest)

@@ -9,7 +9,7 @@ import msgspec
 
 from ...bus.layout import Speech
 from ...bus.messages import Ending, Prompt, Rows, Speak, StageTime
-from ...bus.schedule import Playout
+from ...bus.schedule import Playout, cost_after
 from ..arrays import array
 from .chunks import sizes
 from .qwen3.model import Qwen3TTS
@@ -149,7 +149,7 @@ class Utterance:
 
 @dataclass
 class Costs:
-    """What frames take, by those made: each figure rises at once and falls slowly."""
+    """What frames take, by those made (`cost_after`)."""
 
     step_s: float = 0.01
     """The next frame of some together."""
@@ -157,10 +157,10 @@ class Costs:
     """A prompt with its first frame."""
 
     def stepped(self, took_s: float) -> None:
-        self.step_s = max(took_s, 0.9 * self.step_s + 0.1 * took_s)
+        self.step_s = cost_after(self.step_s, took_s)
 
     def prompted(self, took_s: float) -> None:
-        self.prompt_s = max(took_s, 0.9 * self.prompt_s + 0.1 * took_s)
+        self.prompt_s = cost_after(self.prompt_s, took_s)
 
     def urgent(self, spare_s: float) -> bool:
         """Whether a listener with so much to spare cannot do without the device while a prompt is read."""

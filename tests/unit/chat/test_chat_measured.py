@@ -113,12 +113,12 @@ def test_it_is_measured_alone(tmp_path: Path, took: list[int], tiny_models: Call
     assert seen == [0, len(took)], "once, around all of it; what is remembered needs nobody to wait"
 
 
-def test_the_file_may_be_read_and_written(
-    tmp_path: Path, took: list[int], tiny_models: Callable[..., Any]
-) -> None:
-    def ask() -> int:
-        return slices.slice_tokens(tmp_path, "gpu", [tiny_models()], chunk=256, slice_s=0.1)
+@pytest.fixture
+def ask(tmp_path: Path, tiny_models: Callable[..., Any]) -> Callable[[], int]:
+    return lambda: slices.slice_tokens(tmp_path, "gpu", [tiny_models()], chunk=256, slice_s=0.1)
 
+
+def test_the_file_may_be_read_and_written(tmp_path: Path, took: list[int], ask: Callable[[], int]) -> None:
     assert ask() == 96
     [file] = tmp_path.iterdir()
     told = msgspec.json.decode(file.read_bytes())
@@ -140,12 +140,8 @@ def test_the_file_may_be_read_and_written(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_nobody_waits_for_what_is_no_file(
-    tmp_path: Path, took: list[int], tiny_models: Callable[..., Any]
-) -> None:
-    def ask() -> int:
-        return slices.slice_tokens(tmp_path, "gpu", [tiny_models()], chunk=256, slice_s=0.1)
-
+@pytest.mark.usefixtures("took")
+def test_nobody_waits_for_what_is_no_file(tmp_path: Path, ask: Callable[[], int]) -> None:
     assert ask() == 96
     [file] = tmp_path.iterdir()
     file.unlink()

@@ -1,10 +1,9 @@
 // The codec decoder's step: codes to vectors, and then a phase for each layer.
 __shared__ Pack<float, 4> shared[SHARED / 16];
-Grid grid{const_cast<unsigned*>(ticket)};
+Grid grid(ticket, left);
 const float* const olds[] = {OLDS};
 float* const nows[] = {NOWS};
 const int frames = codes_shape[1], groups = codes_shape[2], begin = position[0];
-if (blockIdx.x == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
 if (blockIdx.x == 0 && threadIdx.x == 0) *next = begin + frames;
 const Phase* const all = reinterpret_cast<const Phase*>(phases);
 const int count = phases_shape[0], ahead = 2;

@@ -5,6 +5,11 @@ struct Grid {
   unsigned* arrived;  // zero at first
   unsigned goal = 0;
 
+  // By its ticket; `left` becomes that of the next launch.
+  __device__ Grid(const unsigned* ticket, unsigned* left) : arrived(const_cast<unsigned*>(ticket)) {
+    if (blockIdx.x == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
+  }
+
   // Behind it every block sees what any wrote before it.
   __device__ void meet() {
     __syncthreads();

@@ -2,8 +2,7 @@
 // takes in of the frame.
 const int rows = start_shape[0], own = blockIdx.x, last = rank_shape[0] - 1;  // one control for all, or for each
 static_assert(GROUPS <= CHUNK);
-Grid grid{const_cast<unsigned*>(ticket)};
-if (own == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
+Grid grid(ticket, left);
 const Layers<T> layers{QKV_AT, OUT_AT, GATE_UP_AT, DOWN_AT, input_norm, output_norm};
 const Matrix<T, HEAD_FORM> heads HEAD_AT;
 const Passed<T> passed(x, room, rows);

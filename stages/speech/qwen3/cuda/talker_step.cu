@@ -1,7 +1,6 @@
 // The talker's step: one position of each of `rows` requests, and the code 0 that is chosen behind it.
 const int rows = x_shape[0], own = blockIdx.x;
-Grid grid{const_cast<unsigned*>(ticket)};
-if (own == 0 && threadIdx.x < TICKET) left[threadIdx.x] = 0;
+Grid grid(ticket, left);
 const Layers<T> layers{QKV_AT, OUT_AT, GATE_UP_AT, DOWN_AT, input_norm, output_norm};
 const Matrix<T, HEAD_FORM> heads HEAD_AT;
 const Passed<T> passed(made, room, rows);
