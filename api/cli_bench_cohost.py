@@ -51,7 +51,11 @@ def add(kinds: Any, common: argparse.ArgumentParser) -> None:
         "--frames", type=positive, help="frames of a reply, 80 ms each (default: by its text, 6 to 8 s)"
     )
     cohost.add_argument(
-        "--alone", type=_seconds, default=5.0, metavar="SECONDS", help="chat without speech (default: 5)"
+        "--alone",
+        type=_seconds,
+        default=6.0,
+        metavar="SECONDS",
+        help="chat without speech, in all (default: 6)",
     )
     cohost.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     cohost.add_argument(

@@ -7,7 +7,6 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -33,12 +32,11 @@ from .cohost_records import (
     Policy,
     Reply,
     Result,
+    Session,
     Span,
-    Talk,
     Traces,
     Work,
     beside,
-    rate,
     sum_up,
     table,
 )
@@ -68,8 +66,7 @@ class _Round(NamedTuple):
     """One policy, once."""
 
     idle: list[Reply]
-    alone: dict[Work, Talk]
-    both: dict[Work, tuple[list[Reply], Talk]]
+    beside: dict[Work, Session]
     memory: dict[str, int]
     hardware: str
     traces: Traces
@@ -129,17 +126,8 @@ def refuse_if_swapping(size: int) -> None:
 def _sum_up(policy: str, of_all: dict[str, list[_Round]]) -> Policy:
     rounds = of_all[policy]
     solo = min(median(reply.rtf for one in some for reply in one.idle) for some in of_all.values())
-    found = {
-        work: beside(
-            [reply for one in rounds for reply in one.both[work][0]],
-            [one.alone[work] for one in rounds],
-            [one.both[work][1] for one in rounds],
-            solo,
-            max(rate([one.alone[work] for one in some]) for some in of_all.values()),
-            _joined([one.traces for one in rounds]),
-        )
-        for work in rounds[0].both
-    }
+    traces = _joined([one.traces for one in rounds])
+    found = {work: beside([one.beside[work] for one in rounds], solo, traces) for work in rounds[0].beside}
     return Policy(
         policy=policy,
         idle=sum_up([reply for one in rounds for reply in one.idle]),
@@ -151,12 +139,13 @@ def _sum_up(policy: str, of_all: dict[str, list[_Round]]) -> Policy:
 
 def _pictures(policy: str, one: _Round) -> list[Picture]:
     pictures: list[Picture] = []
-    for work, (replies, talk) in one.both.items():
-        ended = min(talk.ended, talk.begun + PLOTTED_S)
-        starved = [gap for reply in replies for gap in reply.gaps()]
+    for work, session in one.beside.items():
+        begun = session.both[0].begun
+        ended = min(session.both[-1].ended, begun + PLOTTED_S)
+        starved = [gap for reply in session.replies for gap in reply.gaps()]
         title = f"{policy}, chat {work}"
         uses = {family: spans.get("use", ()) for family, spans in one.traces.items()}
-        pictures.append(Picture(title, talk.begun, ended, {**uses, "nothing to play": starved}))
+        pictures.append(Picture(title, begun, ended, {**uses, "nothing to play": starved}))
     return pictures
 
 
@@ -169,29 +158,16 @@ async def _round(
         async with Running(_layout(args, models, policy, trace)) as running:
             clients = Clients(running, args)
             say("warming up")
-            for work in works:
-                async with clients.chatting(work):
-                    pass
-            await clients.replies(REPLIES[:1])  # last: behind what chat compiles when it first runs
+            await clients.warm_up(works)
             say("speech alone")
-            idle = await clients.replies()
-            alone: dict[Work, Talk] = {}
-            both: dict[Work, tuple[list[Reply], Talk]] = {}
+            idle = await clients.alone()
+            sessions: dict[Work, Session] = {}
             for work in works:
-                say(f"chat {work}")
-                async with clients.chatting(work) as chatter:
-                    begun = time.monotonic()
-                    await anyio.sleep(args.alone)
-                    await chatter.word()
-                    alone[work] = chatter.talk(begun)
-                say(f"chat {work} beside speech")
-                async with clients.chatting(work) as chatter:
-                    begun = time.monotonic()
-                    replies = await clients.replies()
-                    both[work] = replies, chatter.talk(begun)
+                say(f"speech beside chat {work}")
+                sessions[work] = await clients.beside(work)
             memory = {process.name: process.rss_bytes for process in running.processes()}
             hardware = describe(About(running.backend, "", device.load_blas(), version("vivavoce"), 0.0))
-        return _Round(idle, alone, both, memory, hardware, _read(Path(trace)))
+        return _Round(idle, sessions, memory, hardware, _read(Path(trace)))
 
 
 def _layout(args: argparse.Namespace, models: _Models, policy: str, trace: str) -> Layout:

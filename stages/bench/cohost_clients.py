@@ -2,9 +2,10 @@
 
 import argparse
 import time
-from collections.abc import AsyncGenerator
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from itertools import count, pairwise
 
 import anyio
 
@@ -12,7 +13,7 @@ from ...bus.errors import VivavoceError
 from ...bus.messages import Chat, ChatDelta, ChatStarted, Sampling, Speak
 from ...bus.running import Running
 from ...bus.schedule import FRAME_S
-from .cohost_records import Reply, Talk, Work
+from .cohost_records import Reply, Session, Talk, Work
 
 REPLIES = (
     "You have two meetings before lunch, and the one with the printers has moved to half past eleven.",
@@ -31,12 +32,16 @@ CHAT_TOKENS = 300
 class Chatter:
     """What chat has said since it began."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._heard = anyio.Event()
-        self._tokens: list[tuple[float, int]] = []
+        self._times: list[float] = []
+        self._totals: list[int] = []
+        """Tokens said until each of those times."""
 
     def take(self, tokens: int) -> None:
-        self._tokens.append((time.monotonic(), tokens))
+        self._times.append(self._clock())
+        self._totals.append(tokens + (self._totals[-1] if self._totals else 0))
         self._heard.set()
 
     async def word(self) -> None:
@@ -44,11 +49,17 @@ class Chatter:
         self._heard = anyio.Event()
         await self._heard.wait()
 
-    def talk(self, begun: float) -> Talk:
-        """What was said from then until now."""
-        ended = time.monotonic()
-        told = [(when, tokens) for when, tokens in self._tokens if begun <= when]
-        return Talk(begun, ended, tuple(when for when, _ in told), sum(tokens for _, tokens in told))
+    def talk(self, begun: float, ended: float) -> Talk:
+        """What was said from then until then; it has said something before and since."""
+        first, last = bisect_right(self._times, begun), bisect_right(self._times, ended)
+        return Talk(begun, ended, tuple(self._times[first:last]), self._by(ended) - self._by(begun))
+
+    def _by(self, when: float) -> float:
+        """Tokens made until then, at an even pace since those that were said last."""
+        after = bisect_right(self._times, when)
+        sooner, later = self._times[after - 1], self._times[after]
+        share = (when - sooner) / (later - sooner)
+        return self._totals[after - 1] + share * (self._totals[after] - self._totals[after - 1])
 
 
 class Clients:
@@ -62,12 +73,39 @@ class Clients:
         if not self._speech.voices:
             raise VivavoceError("the speech model has no preset voice: measure a custom-voice model")
         self._frames: int | None = args.frames
+        self._alone_s: float = args.alone / len(REPLIES)
         self._prompt_tokens: int = args.prompt_tokens
         self._numbers = count()
 
-    async def replies(self, texts: tuple[str, ...] = REPLIES) -> list[Reply]:
-        """One after the other, each as soon as the one before has been received."""
-        return [await self._reply(text) for text in texts]
+    async def warm_up(self, works: Sequence[Work]) -> None:
+        for work in works:
+            async with self._chatting(work):
+                pass
+        await self._reply(REPLIES[0])  # last: behind what chat compiles when it first runs
+
+    async def alone(self) -> list[Reply]:
+        """Replies with no chat beside them."""
+        return [await self._listen(text) for text in REPLIES]
+
+    async def beside(self, work: Work) -> Session:
+        """Replies while chat works without a pause, for a while alone before each of them."""
+        replies: list[Reply] = []
+        async with self._chatting(work) as chatter:
+            turns = [time.monotonic()]
+            for text in REPLIES:
+                await anyio.sleep(self._alone_s)
+                turns.append(time.monotonic())
+                replies.append(await self._listen(text))
+                turns.append(time.monotonic())
+            await chatter.word()
+            talks = [chatter.talk(begun, ended) for begun, ended in pairwise(turns)]
+        return Session(replies, talks[::2], talks[1::2])
+
+    async def _listen(self, text: str) -> Reply:
+        """Until a player has played the reply."""
+        reply = await self._reply(text)
+        await anyio.sleep(max(reply.played - time.monotonic(), 0.0))
+        return reply
 
     async def _reply(self, text: str) -> Reply:
         number = next(self._numbers)
@@ -89,7 +127,7 @@ class Clients:
         return Reply(asked, tuple(arrivals))
 
     @asynccontextmanager
-    async def chatting(self, work: Work) -> AsyncGenerator[Chatter]:
+    async def _chatting(self, work: Work) -> AsyncGenerator[Chatter]:
         """Chat works without a pause; entered when it has said its first word."""
         chatter = Chatter()
         async with anyio.create_task_group() as tasks:

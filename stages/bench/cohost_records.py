@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -30,8 +30,14 @@ class Reply(msgspec.Struct, frozen=True):
     def rtf(self) -> float:
         return (self.arrivals[-1][0] - self.asked) / sum(seconds for _, seconds in self.arrivals)
 
+    @property
+    def played(self) -> float:
+        """When a player was through that started with the first chunk."""
+        waited = sum(ended - begun for begun, ended in self.gaps())
+        return self.arrivals[0][0] + waited + sum(seconds for _, seconds in self.arrivals)
+
     def gaps(self) -> list[tuple[float, float]]:
-        """From when until when a player had nothing to play that started with the first chunk."""
+        """From when until when that player had nothing to play."""
         found: list[tuple[float, float]] = []
         empty = self.arrivals[0][0]
         for came, seconds in self.arrivals:
@@ -48,11 +54,22 @@ class Talk(msgspec.Struct, frozen=True):
     ended: float
     times: tuple[float, ...]
     """When each token came; for prompts when each was read."""
-    tokens: int
+    tokens: float
+    """Made in that time: of a prompt that is being read, its share."""
 
     @property
     def longest_gap_s(self) -> float:
         return max(later - sooner for sooner, later in pairwise((self.begun, *self.times, self.ended)))
+
+
+class Session(NamedTuple):
+    """Replies while chat is at one work."""
+
+    replies: list[Reply]
+    alone: list[Talk]
+    """Of chat, before each of them."""
+    both: list[Talk]
+    """Of chat, while each of them was listened to."""
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +108,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     """While chat was alone."""
     hands: Hands
     sharing_efficiency: float | None
-    """None where speech alone needs all of the device; likewise `work_efficiency`."""
-    work_efficiency: float | None
+    """None where speech alone needs all of the device."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,21 +131,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MEASURES = {
-    "method": "six replies one after the other, idle and while chat works without a pause; policies by turns, each "
-    "loaded anew, the order reversed from round to round; in-process clients, no HTTP",
+    "method": "six replies, each asked for when the one before has been heard, idle and while chat works without a "
+    "pause; before each of these chat is alone for a while; policies by turns, each loaded anew, the order "
+    "reversed from round to round; in-process clients, no HTTP",
     "ttfa_ms": "request sent to first audio received, reply by reply in the order of the rounds; percentiles over "
     "replies",
     "underruns": "how often, and for how long, a player that starts with the first chunk had nothing to play",
-    "chat": "tokens received a second while speech was spoken to; chat_alone: the same with no speech",
+    "chat": "tokens made a second while replies were listened to; chat_alone: between them",
     "longest_gap_ms": "longest time without a token (decoding), or until a whole prompt was read (prefilling)",
     "switches_per_s": "how often the device went from one to the other",
     "handover_ms": "from when chat knew that speech wants the device until it gave it back, on average",
     "speech, chat": "shares of the time that each had the device; with race, that it was at work",
     "unused": "share of the time in which neither had a slice under way",
-    "sharing_efficiency": "chat ÷ (the best chat_alone × (1 − the best rtf of speech on the idle device)), each of "
-    "all policies that ran",
-    "work_efficiency": "likewise with that rtf ÷ the rtf beside chat: where chat leaves the device for a moment, "
-    "speech runs ahead of its listeners, and does more in a second than they hear",
+    "sharing_efficiency": "chat ÷ (chat_alone × (1 − the best rtf of speech on the idle device, of all policies))",
     "memory_bytes": "resident set of each process at the end",
 }
 """What each figure means: part of the JSON."""
@@ -155,33 +169,21 @@ def sum_up(replies: Sequence[Reply]) -> Speech:
     )
 
 
-def beside(
-    replies: Sequence[Reply],
-    alone: Sequence[Talk],
-    both: Sequence[Talk],
-    solo_rtf: float,
-    most: float,
-    traces: Traces,
-) -> Beside:
+def beside(sessions: Sequence[Session], solo_rtf: float, traces: Traces) -> Beside:
     """
     :param solo_rtf: of speech on the idle device, under the policy that hinders it least.
-    :param most: tokens a second that chat makes alone under the policy that hinders it least.
     """
-    chat_alone, chat, speech = rate(alone), rate(both), sum_up(replies)
-
-    def efficiency(needed: float) -> float | None:
-        return chat / (most * (1 - needed)) if needed < 1 else None
-
+    alone = [talk for session in sessions for talk in session.alone]
+    both = [talk for session in sessions for talk in session.both]
     return Beside(
-        speech=speech,
-        chat_alone=chat_alone,
+        speech=sum_up([reply for session in sessions for reply in session.replies]),
+        chat_alone=rate(alone),
         longest_gap_alone_ms=max(talk.longest_gap_s for talk in alone) * 1000,
-        chat=chat,
+        chat=rate(both),
         longest_gap_ms=max(talk.longest_gap_s for talk in both) * 1000,
         hands_alone=hands(traces, alone),
         hands=hands(traces, both),
-        sharing_efficiency=efficiency(solo_rtf),
-        work_efficiency=efficiency(solo_rtf / speech.rtf),
+        sharing_efficiency=rate(both) / (rate(alone) * (1 - solo_rtf)) if solo_rtf < 1 else None,
     )
 
 
@@ -228,20 +230,17 @@ def rate(talks: Sequence[Talk]) -> float:
 def table(result: Result) -> str:
     """The result for people."""
     head = ["", "policy", "TTFA p50", "p90, ms", "RTF", "underruns", "s", "chat tok/s", "gap, ms"]
-    head += ["switches/s", "handover, ms", "speech, %", "chat", "unused", "sharing", "by work"]
+    head += ["switches/s", "handover, ms", "speech, %", "chat", "unused", "sharing"]
     rows = [head]
     for policy in result.policies:
         decoding = policy.decoding
         alone = _chat(decoding.chat_alone, decoding.longest_gap_alone_ms, decoding.hands_alone)
-        rows.append(["idle", policy.policy, *_speech(policy.idle), *alone, "", ""])
+        rows.append(["idle", policy.policy, *_speech(policy.idle), *alone, ""])
         for name, both in (("decoding", policy.decoding), ("prefilling", policy.prefilling)):
             if both is not None:
-                shared = [
-                    "-" if one is None else f"{one:.2f}"
-                    for one in (both.sharing_efficiency, both.work_efficiency)
-                ]
+                shared = "-" if both.sharing_efficiency is None else f"{both.sharing_efficiency:.2f}"
                 chat = _chat(both.chat, both.longest_gap_ms, both.hands)
-                rows.append([name, policy.policy, *_speech(both.speech), *chat, *shared])
+                rows.append([name, policy.policy, *_speech(both.speech), *chat, shared])
     rows[1:] = sorted(rows[1:], key=lambda row: ("idle", "decoding", "prefilling").index(row[0]))
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -8,8 +8,8 @@ from .engine import Engine, EngineOptions
 from .events import Request
 from .model import ChatModel
 
-LENGTHS = (8, 264)
-"""Of prompts, in tokens: MLX attends by other kernels on CUDA where 256 positions are behind a token."""
+LENGTHS = (8, 254, 264)
+"""Of prompts, in tokens: from 256 positions on, which the second answer passes, MLX attends by cuDNN on CUDA."""
 ANSWER = 4
 
 

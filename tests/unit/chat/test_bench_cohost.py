@@ -8,10 +8,12 @@ import pytest
 from vivavoce.api import cli
 from vivavoce.bus.errors import VivavoceError
 from vivavoce.stages.bench import chat_weights, cohost
+from vivavoce.stages.bench.cohost_clients import Chatter
 from vivavoce.stages.bench.cohost_records import (
     Policy,
     Reply,
     Result,
+    Session,
     Talk,
     beside,
     hands,
@@ -37,18 +39,35 @@ def test_a_player_that_starts_with_the_first_chunk() -> None:
     assert SMOOTH.rtf == pytest.approx(0.3 / 0.56)
 
 
+def test_a_player_is_through_when_all_is_played() -> None:
+    assert SMOOTH.played == pytest.approx(10.1 + 0.56)
+    assert STARVED.played == pytest.approx(11.0 + 0.08)
+
+
 def test_what_chat_kept() -> None:
     alone = Talk(0.0, 2.0, (0.5, 1.0, 1.5, 2.0), 100)
     both = Talk(5.0, 9.0, (5.5, 8.0), 90)
-    kept = beside([SMOOTH], [alone], [both], 0.5, 60.0, {})
+    session = Session([SMOOTH], [alone], [both])
+    kept = beside([session], 0.5, {})
     assert (kept.chat_alone, kept.chat) == (50.0, 22.5)
     assert kept.longest_gap_ms == pytest.approx(2500)
-    assert kept.sharing_efficiency == pytest.approx(0.75)
-    ahead = beside([SMOOTH], [alone], [both], SMOOTH.rtf / 4, 60.0, {})
-    assert ahead.work_efficiency == pytest.approx(22.5 / (60 * 0.75))
-    assert beside([SMOOTH], [alone], [both], SMOOTH.rtf, 60.0, {}).work_efficiency is None
+    assert kept.sharing_efficiency == pytest.approx(22.5 / 25)
     assert kept.longest_gap_alone_ms == pytest.approx(500)
-    assert beside([SMOOTH], [alone], [both], 1.2, 1.0, {}).sharing_efficiency is None
+    assert beside([session], 1.2, {}).sharing_efficiency is None
+    twice = beside([session, Session([STARVED], [alone], [alone])], 0.5, {})
+    assert twice.speech.replies == 2
+    assert twice.chat == pytest.approx(190 / 6)
+
+
+def test_what_is_being_made_counts_by_its_share() -> None:
+    times = iter((10.0, 12.0, 16.0, 17.0))
+    chatter = Chatter(lambda: next(times))
+    for tokens in (5, 100, 100, 1):
+        chatter.take(tokens)
+    talk = chatter.talk(11.0, 15.0)
+    assert talk.times == (12.0,)
+    assert talk.tokens == pytest.approx(50 + 75)
+    assert chatter.talk(10.0, 16.0).tokens == pytest.approx(200)
 
 
 def test_in_whose_hands_the_device_was() -> None:
@@ -86,7 +105,7 @@ def test_nothing_is_reported_of_a_machine_that_swaps() -> None:
 
 def test_the_table_has_a_row_a_policy_and_load() -> None:
     talk = Talk(0.0, 1.0, (0.5,), 10)
-    both = beside([SMOOTH], [talk], [talk], 0.5, 10.0, {})
+    both = beside([Session([SMOOTH], [talk], [talk])], 0.5, {})
     policies = [
         Policy(
             policy=name, idle=sum_up([SMOOTH]), decoding=both, prefilling=None, memory_bytes={"main": 2**20}
@@ -103,7 +122,7 @@ def test_the_table_has_a_row_a_policy_and_load() -> None:
         ["decoding", "race"],
         ["decoding", "deadline"],
     ]
-    assert lines[7].split()[-2:] == ["2.00", "15.00"]
+    assert lines[7].split()[-1] == "2.00"
 
 
 def test_the_picture_joins_what_touches_and_cuts_what_lies_outside() -> None:
