@@ -222,16 +222,16 @@ class Playout:
         self.reach(frame, now)
         if settings.policy == "pace":
             return self._start + frame * self._frame_s - settings.lead_s
-        left = self._last + 2 - frame
         spare = self.spare_s(frame, now, cost_s) - settings.slack_s
+        in_row = in_row and frame in self._burst[1:]
+        if not in_row:
+            self._burst = range(frame, frame + max(round(settings.burst_s / cost_s), 1))
         if spare < 0:
             return now + spare
-        if frame not in self._burst or not in_row:
-            bursts = max(math.ceil(left * cost_s / settings.burst_s), 1)
-            self._burst = range(frame, frame + math.ceil(left / bursts))
-        elif frame > self._burst.start:
+        if in_row:
             return now
-        return now + spare * (1 - settings.reserve) / math.ceil(left / len(self._burst))
+        bursts = math.ceil((self._last + 2 - frame) / len(self._burst))
+        return now + spare * (1 - settings.reserve) / bursts
 
     def reach(self, frame: int, now: float) -> None:
         """This frame is about to be begun: the chunks before its own have left."""
