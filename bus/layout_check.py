@@ -156,6 +156,9 @@ def _numbers(layout: Layout) -> Iterator[str]:
     for key, value in least.items():
         if value < 1:
             yield f"{key}: {value} is too small; allowed: 1 or more"
+    slice_tokens, chunk = layout.chat.slice_tokens, layout.chat.chunk
+    if slice_tokens != "measured" and slice_tokens > chunk:
+        yield f"chat.slice_tokens: {slice_tokens} is too large; allowed: up to chat.chunk ({chunk})"
     for section, settings in (("api", layout.api), ("chat", layout.chat)):
         for key, value in msgspec.structs.asdict(settings).items():
             if key.endswith("_s") and not (value > 0 or (value == 0 and key == "drain_s")):

@@ -98,6 +98,7 @@ def test_a_device_is_leased_where_processes_share_one(
         (GOOD + "[schedule]\nslice_s = 0.0", ["schedule.slice_s", "above 0"]),
         (GOOD + '[schedule]\npolicy = "pace"\nlead_s = 0.5', ["schedule.lead_s", "0.64 s"]),
         (GOOD + "[chat]\nslice_tokens = 0", ["chat.slice_tokens", "1 or more"]),
+        (GOOD + "[chat]\nchunk = 64\nslice_tokens = 65", ["chat.slice_tokens", "up to chat.chunk (64)"]),
         (GOOD + '[chat]\nslice_tokens = "fast"', ["$.chat.slice_tokens"]),
         (GOOD + "[speech]\nmodels = []", ["speech.models", "such as embedded"]),
         (GOOD + '[speech]\nmodels = ["a=x", "a=y"]', ["speech.models", "2 are named 'a'", "NAME=SOURCE"]),
