@@ -18,6 +18,7 @@ LETTERS = 4096
 """Most letters of what describes a voice, or is said in a recording of it."""
 Words = Annotated[str, Meta(max_length=LETTERS)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class VoiceId(msgspec.Struct):
@@ -90,6 +91,21 @@ class SessionConfig(Speaking, kw_only=True):
     """False sends an utterance's audio in one piece."""
     chunk_format: Literal["binary", "json"] = "binary"
     """Audio as binary messages, or as `audio.chunk` with base64."""
+
+
+class Playback(msgspec.Struct, kw_only=True):
+    """`playback` on the WebSocket: how many samples of an utterance the client has played."""
+
+    samples: Number
+    utterance_index: Number | None = None
+    """By default the one that is being sent."""
+
+
+class Cancel(msgspec.Struct, kw_only=True):
+    """`cancel` on the WebSocket: everything stops; the rest is as in `playback`, for what the client has heard."""
+
+    samples: Number | None = None
+    utterance_index: Number | None = None
 
 
 class BatchItem(Speaking, kw_only=True):

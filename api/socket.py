@@ -24,7 +24,7 @@ from .edge import Edge
 from .errors import openai_shape
 from .exchange import Exchange, current
 from .job import SpeechJob
-from .schema import SessionConfig, check_length, convert, nothing_to_say
+from .schema import Cancel, Playback, SessionConfig, check_length, convert, nothing_to_say
 from .speech import done
 
 IDLE_S = 60.0
@@ -144,14 +144,14 @@ class Session:
             case {"type": "input.done"}:
                 await self._done()
             case {"type": "playback"}:
-                samples = _samples(message)
-                for job in self._jobs(message.get("utterance_index")):
-                    await job.heard(samples)
+                played = convert(message, Playback)
+                for job in self._jobs(played.utterance_index):
+                    await job.heard(played.samples)
             case {"type": "cancel"}:
                 try:
-                    if message.get("samples") is not None:
-                        for job in self._jobs(message.get("utterance_index")):
-                            job.played = _samples(message)
+                    told = convert(message, Cancel)
+                    for job in self._jobs(told.utterance_index):
+                        job.played = job.played if told.samples is None else told.samples
                 finally:
                     await self._cancel_all()
             case _:
@@ -212,7 +212,7 @@ class Session:
             raise nothing_to_say("text")
         await utterance.job.text("", final=True)
 
-    def _jobs(self, index: Any) -> list[SpeechJob]:
+    def _jobs(self, index: int | None) -> list[SpeechJob]:
         """That of an utterance, by default of the one that is being sent."""
         meant = self._utterances[:1] if index is None else self._utterances
         return [each.job for each in meant if index in (None, each.index) and each.job is not None]
@@ -296,15 +296,3 @@ class Session:
 
     async def _send(self, message: dict[str, Any]) -> None:
         await websocket.send(msgspec.json.encode(message).decode())
-
-
-def _samples(message: dict[str, Any]) -> int:
-    """Raises RequestError."""
-    match message.get("samples"):
-        case bool():
-            pass
-        case int(samples) if samples >= 0:
-            return samples
-        case _:
-            pass
-    raise RequestError("`samples` is how many samples were played: a whole number, 0 or more.", "samples")

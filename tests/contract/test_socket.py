@@ -288,6 +288,7 @@ async def test_leaving_frees_everything(dial: Callable[..., Any], http: httpx.As
         ({"type": "playback", "samples": -1}, "samples"),
         ({"type": "playback", "samples": True}, "samples"),
         ({"type": "playback", "samples": "100"}, "samples"),
+        ({"type": "playback", "samples": 1, "utterance_index": "first"}, "utterance_index"),
         ({"type": "input.text", "text": "x" * 20_001}, "input"),
     ],
 )
@@ -299,6 +300,28 @@ async def test_wrong_messages_are_answered(dial: Callable[..., Any], message: An
         assert answer["error"]["param"] == param
         await socket.say("session.close")
         assert isinstance(await socket.hear(), CloseConnection)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        *(({"samples": samples}, "samples") for samples in (-5, True, "100", 0.5)),
+        ({"samples": 1, "utterance_index": -1}, "utterance_index"),
+        ({"utterance_index": "first"}, "utterance_index"),
+    ],
+)
+async def test_a_cancel_that_says_something_wrong_cancels_all_the_same(
+    dial: Callable[..., Any], wrong: dict[str, Any], param: str
+) -> None:
+    async with dial() as socket:
+        await socket.say("cancel", **wrong)
+        assert (await socket.hear())["utterance_index"] is None
+        assert (await socket.hear())["error"]["param"] == param
+        await socket.say("input.text", text="A long story begins here, and it goes on and on. " * 10)
+        await socket.until("audio.start")
+        await socket.say("cancel", **wrong)
+        assert (await socket.until("cancelled"))[-1]["utterance_index"] == 0
+        assert (await socket.hear())["error"]["param"] == param
 
 
 async def test_without_an_upgrade(http: httpx.AsyncClient) -> None:
