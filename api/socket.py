@@ -7,6 +7,9 @@ An utterance is what lies between the first `input.text` and `input.done`. The n
 still being sent; their audio comes one after the other. A client may say how many samples of an utterance it has
 played, with `playback` or in `cancel`; `cancelled` then says what text was heard, and where chat shares the device
 the next audio is due by what the client still has to play.
+
+A config that is refused is told once: the utterance behind it is left out. Each further one is answered by one error,
+until a config is taken.
 """
 
 import base64
@@ -69,6 +72,8 @@ class Session:
         self._refused = False
         """Whether the last config was, or what may have been one: no text is spoken in another way than was asked
         for."""
+        self._left_out = False
+        """Whether text goes nowhere up to the next `input.done`: the client has been told why."""
         self._likeness: Likeness | None = None
         self._utterances: list[Utterance] = []
         self._filling: Utterance | None = None
@@ -132,13 +137,14 @@ class Session:
     async def _take(self, message: dict[str, Any], tasks: anyio.abc.TaskGroup) -> None:
         match message:
             case {"type": "session.config"}:
-                self._refused = True
+                self._refused = self._left_out = True
                 config = convert(message, SessionConfig)
                 voice = await likeness(config, self._edge)
                 self._edge.speak(
                     self._exchange.id, "", config, streamed=True, more_text=True, likeness=voice
                 )  # or refused now
-                self._config, self._likeness, self._refused = config, voice, False
+                self._config, self._likeness = config, voice
+                self._refused = self._left_out = False
             case {"type": "input.text", "text": str(text)}:
                 await self._text(text, tasks)
             case {"type": "input.done"}:
@@ -161,7 +167,10 @@ class Session:
     async def _text(self, text: str, tasks: anyio.abc.TaskGroup) -> None:
         utterance = self._filling
         if utterance is None:
+            if self._left_out:
+                return
             if self._refused:
+                self._left_out = True
                 raise RequestError(
                     "The last session.config was refused, or a message could not be read: "
                     "send a session.config before any text.",
@@ -206,6 +215,9 @@ class Session:
 
     async def _done(self) -> None:
         utterance, self._filling = self._filling, None
+        if utterance is None and self._left_out:
+            self._left_out = False
+            return
         if utterance is None or utterance.job is None:
             if utterance is not None:
                 self._utterances.remove(utterance)
@@ -219,6 +231,7 @@ class Session:
 
     async def _cancel_all(self) -> None:
         """Barge-in: everything stops, and the client is told of each utterance."""
+        self._left_out = False
         for utterance in list(self._utterances) or [None]:
             told: dict[str, Any] = {"utterance_index": None, "frames": 0}
             if utterance is not None:

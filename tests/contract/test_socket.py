@@ -237,8 +237,24 @@ async def test_the_talker_learns_what_was_played(
 
 async def test_nothing_is_spoken_in_another_way_than_was_asked_for(dial: Callable[..., Any]) -> None:
     async with dial() as socket:
+        for kind, fields in (
+            ("session.config", {"voice": "nobody", "response_format": "pcm"}),
+            ("input.text", {"text": "Hello, "}),
+            ("input.text", {"text": "there."}),
+            ("input.done", {}),
+        ):
+            await socket.say(kind, **fields)
+        assert (await socket.hear())["error"]["param"] == "voice"  # and no more of this utterance
+        await _text_waits_for_a_config(socket)
+
+
+async def test_a_cancel_ends_an_utterance_that_is_left_out(dial: Callable[..., Any]) -> None:
+    async with dial() as socket:
         await socket.say("session.config", voice="nobody", response_format="pcm")
         assert (await socket.hear())["error"]["param"] == "voice"
+        await socket.say("input.text", text="Hello, ")
+        await socket.say("cancel")
+        assert (await socket.hear())["type"] == "cancelled"
         await _text_waits_for_a_config(socket)
 
 
@@ -260,12 +276,16 @@ async def test_a_config_that_cannot_be_read_is_a_refused_one(
 
 
 async def _text_waits_for_a_config(socket: Any) -> None:
-    await socket.say("input.text", text="Hello.")
-    assert "session.config was refused" in (await socket.hear())["message"]
+    for _ in range(2):
+        await socket.say("input.text", text="Hello, ")
+        await socket.say("input.text", text="there.")
+        await socket.say("input.done")
+        assert "session.config was refused" in (await socket.hear())["message"]
     await socket.say("session.config", voice="ryan", response_format="pcm")
     await socket.say("input.text", text="Hello.")
     await socket.say("input.done")
-    assert (await socket.until("audio.start"))[-1]["format"] == "pcm"
+    (start,) = await socket.until("audio.start")  # and no error besides
+    assert start["format"] == "pcm"
 
 
 async def test_leaving_frees_everything(dial: Callable[..., Any], http: httpx.AsyncClient) -> None:
