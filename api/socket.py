@@ -8,8 +8,8 @@ still being sent; their audio comes one after the other. A client may say how ma
 played, with `playback` or in `cancel`; `cancelled` then says what text was heard, and where chat shares the device
 the next audio is due by what the client still has to play.
 
-A config that is refused is told once: the utterance behind it is left out. Each further one is answered by one error,
-until a config is taken.
+A config that is refused is told once: the utterance behind it is left out. Each further one is answered by one
+error, until a config is taken.
 """
 
 import base64
