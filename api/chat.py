@@ -14,10 +14,9 @@ from .chat_schema import ChatBody, chat_of
 from .edge import Edge
 from .errors import openai_shape
 from .exchange import current
-from .job import SpeechJob
 from .operations import INFERENCE, OBJECT, Operation
 from .schema import read
-from .spoken import Joined, Spoken, Transcripts, speak_of
+from .spoken import Joined, Spoken, Transcripts, Voice, speak_of
 from .talk import Talk, begin
 
 OPERATIONS = (
@@ -45,7 +44,7 @@ def blueprint(edge: Edge) -> Blueprint:
         body.messages = transcripts.recall(body.messages)
         speak = await speak_of(edge, body) if "audio" in body.modalities else None
         job = begin(edge, body, chat_of, "chat")
-        spoken = Spoken(job, SpeechJob(edge, current(), speak, "chat_audio")) if speak else None
+        spoken = Spoken(job, Voice(edge, current(), speak, "chat_audio")) if speak else None
         talk = ChatTalk(job, body, spoken, transcripts)
         return await talk.answer(edge.settings.keep_alive_s, streamed=body.stream)
 

@@ -81,9 +81,12 @@ class OpenAIBody(Sampled, kw_only=True):
 
 
 class ChatAudio(Speaking, kw_only=True):
-    """How an answer is to be spoken, in the words of the speech route but for the format."""
+    """How an answer is to be spoken, in the words of the speech route.
 
-    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16", "pcm"] = "wav"
+    `format` is OpenAI's name in chat for `response_format`: one of them may be given; wav where neither is.
+    """
+
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16", "pcm"] | None = None
 
 
 class ChatBody(OpenAIBody, kw_only=True):

@@ -162,7 +162,7 @@ def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
     except (msgspec.ValidationError, OverflowError) as error:
         text, _, where = str(error).partition(" - at `$")
         path = where.strip(".`")
-        field = path.split(".")[0].split("[")[0] or None
+        field = path.split("[")[0] or None
         if field is None and "required field" in text:
             field = text.split("`")[1]
             raise RequestError(f"`{field}` is missing.", field, code="missing_required_parameter") from None

@@ -14,12 +14,13 @@ import msgspec
 from ..bus.errors import RequestError
 from ..bus.messages import ChatDelta, ChatFinished, Failure, Speak
 from .chat_job import ChatJob, Choice
-from .chat_schema import ChatBody
+from .chat_schema import ChatAudio, ChatBody
 from .cloning import likeness
 from .edge import Edge
 from .errors import refusal
 from .exchange import current
 from .job import SpeechJob
+from .schema import Format
 
 KEPT_S = 3600
 MOST_KEPT = 256
@@ -38,10 +39,43 @@ async def speak_of(edge: Edge, body: ChatBody) -> Speak:
         raise RequestError("`n` must be 1 for an answer that is spoken.", "n")
     edge.refuse_if_down("speech")
     seed = body.seed if how.seed is None and body.seed is not None and body.seed >= 0 else how.seed
-    kind = "pcm" if how.format in ("pcm16", "pcm") else how.format
-    how = msgspec.structs.replace(how, response_format=kind, seed=seed)
-    voice = await likeness(how, edge)
-    return edge.speak(f"{current().id}-voice", "", how, streamed=body.stream, more_text=True, likeness=voice)
+    how = msgspec.structs.replace(how, response_format=_container(how), seed=seed)
+    try:
+        voice = await likeness(how, edge)
+        name = f"{current().id}-voice"
+        return edge.speak(name, "", how, streamed=body.stream, more_text=True, likeness=voice)
+    except RequestError as error:
+        error.failure = _in_audio(error.failure)
+        raise
+
+
+def _container(how: ChatAudio) -> Format:
+    """Raises RequestError."""
+    kind = "pcm" if how.format == "pcm16" else how.format
+    if kind is not None and how.response_format not in (None, kind):
+        text = "`format` and `response_format` are one field by two names: send one of them."
+        raise RequestError(text, "audio.format")
+    return kind or how.response_format or "wav"
+
+
+def _in_audio(failure: Failure) -> Failure:
+    """Naming the field where the client gave it."""
+    if failure.param not in ChatAudio.__struct_fields__:
+        return failure
+    return msgspec.structs.replace(failure, param=f"audio.{failure.param}")
+
+
+class Voice(SpeechJob):
+    """The speech request of a reply; it has an account of its own only where there was something to say."""
+
+    def failure(self) -> Failure | None:
+        failure = super().failure()
+        return None if failure is None else _in_audio(failure)
+
+    def _account(self) -> None:
+        failure = self.failure()
+        if self._text.strip() and (failure is None or failure.code != "empty_input"):
+            super()._account()
 
 
 class Spoken:
@@ -51,7 +85,7 @@ class Spoken:
     spoken. Both requests are granted as much as the client takes.
     """
 
-    def __init__(self, chat: ChatJob, voice: SpeechJob) -> None:
+    def __init__(self, chat: ChatJob, voice: Voice) -> None:
         self.chat = chat
         self.voice = voice
         self.audio = b""

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import wave
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from vivavoce.bus.running import Running
 from vivavoce.stages.speech import encoder
 
 from .conftest import Failing, Server, chat_layout, serving
+from .test_metrics import read
 
 CHAT = "/v1/chat/completions"
 VOICE = {"voice": "ryan", "format": "pcm16", "seed": 5}
@@ -79,6 +81,14 @@ async def freed(running: Running, http: httpx.AsyncClient) -> None:
             or (await http.get("/health")).json()["active_requests"]
         ):
             await anyio.lowlevel.checkpoint()
+
+
+async def counted(http: httpx.AsyncClient, before: dict[str, float]) -> dict[tuple[str, str], float]:
+    """The requests since, by route and ending."""
+    pattern = re.compile(r'vivavoce_requests_total{ending="(\w+)",route="(\w+)"}')
+    grown = {name: value - before.get(name, 0.0) for name, value in (await read(http)).items()}
+    found = {match: value for name, value in grown.items() if value and (match := pattern.fullmatch(name))}
+    return {(match[2], match[1]): value for match, value in found.items()}
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
@@ -188,6 +198,21 @@ async def test_formats(both: httpx.AsyncClient, kind: str) -> None:
         assert audio[44:] == data[44:]
 
 
+@pytest.mark.parametrize(
+    ("named", "begin"),
+    [
+        ({}, b"RIFF"),
+        ({"response_format": "flac"}, b"fLaC"),
+        ({"format": "flac", "response_format": "flac"}, b"fLaC"),
+        ({"format": None, "response_format": "opus"}, b"OggS"),
+    ],
+)
+async def test_the_format_has_two_names(both: httpx.AsyncClient, named: Any, begin: bytes) -> None:
+    body = {**SHORT, "audio": {"voice": "ryan", "max_new_tokens": 2, **named}}
+    message = (await whole_of(both, body))["choices"][0]["message"]
+    assert base64.b64decode(message["audio"]["data"]).startswith(begin)
+
+
 async def test_the_sdk_reads_it(spoken_server: Server) -> None:
     url = spoken_server.url + "/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=60) as sdk:
@@ -216,6 +241,7 @@ async def test_the_sdk_reads_it(spoken_server: Server) -> None:
 
 
 async def test_calls_are_not_spoken(both: httpx.AsyncClient, opened: list[str], together: Running) -> None:
+    before = await read(both)
     function = {"name": "go", "parameters": {"type": "object", "properties": {"to": {"enum": ["a", "b"]}}}}
     tool = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     whole = await whole_of(both, {**SHORT, **tool, "max_tokens": 40})
@@ -227,6 +253,27 @@ async def test_calls_are_not_spoken(both: httpx.AsyncClient, opened: list[str], 
     assert not any("audio" in delta for delta in deltas)
     assert not any(name.endswith("-voice") for name in opened)
     await freed(together, both)
+    assert await counted(both, before) == {("chat", "stop"): 2}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_without_words_is_the_chats_alone(
+    both: httpx.AsyncClient, together: Running, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    caplog.set_level("INFO", "vivavoce.api")
+    before = await read(both)
+    refused: Any = {**SHORT, "messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}
+    answer = await both.post(CHAT, json={**refused, "stream": stream})
+    assert "messages[0].content[0]" in answer.text
+    await freed(together, both)
+    assert await counted(both, before) == {("chat", "error"): 1}
+    stars = {**SHORT, "logit_bias": {"26": 100}, "stream": stream}
+    answer = await both.post(CHAT, json=stars)
+    assert answer.status_code == 200
+    assert '"*' in answer.text
+    await freed(together, both)
+    assert await counted(both, before) == {("chat", "error"): 1, ("chat", "length"): 1}
+    assert not any("chat_audio" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +284,12 @@ async def test_calls_are_not_spoken(both: httpx.AsyncClient, opened: list[str], 
         ({"modalities": None}, "modalities"),
         ({"modalities": ["smell"]}, "modalities"),
         ({"n": 2}, "n"),
-        ({"audio": {"voice": "nobody", "format": "pcm16"}}, "voice"),
-        ({"audio": {"voice": "ryan", "format": "au"}}, "audio"),
+        ({"audio": {"voice": "nobody", "format": "pcm16"}}, "audio.voice"),
+        ({"audio": {"voice": 3}}, "audio.voice"),
+        ({"audio": {"voice": "ryan", "format": "au"}}, "audio.format"),
+        ({"audio": {"format": "wav", "response_format": "mp3"}}, "audio.format"),
+        ({"audio": {"voice": "ryan", "speed": 9}}, "audio.speed"),
+        ({"audio": {"voice": "ryan", "ref_text": "Hi."}}, "audio.ref_audio"),
         ({"messages": [{"role": "assistant", "audio": {"id": "audio_x"}}]}, "messages[0]"),
     ],
 )
@@ -249,6 +300,19 @@ async def test_refusals(both: httpx.AsyncClient, together: Running, fields: Any,
         assert answer.json()["error"]["param"] == param, answer.text
         if "'au'" in answer.text:
             assert "`audio.format`: Invalid enum value 'au'; allowed: wav, aac, mp3" in answer.text
+    await freed(together, both)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_only_the_voice_can_refuse(
+    both: httpx.AsyncClient, together: Running, stream: bool
+) -> None:
+    """The pipeline does, when the first word has been written."""
+    body = {**SHORT, "audio": {**VOICE, "language": "klingon"}, "stream": stream}
+    answer = await both.post(CHAT, json=body)
+    assert answer.status_code == (200 if stream else 400)
+    error = (parsed(answer.text) if stream else [answer.json()])[-1]["error"]
+    assert error["param"] == "audio.language"
     await freed(together, both)
 
 
