@@ -25,13 +25,15 @@ OPERATIONS = (
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """An OpenAPI 3.1 document."""
     kinds = [operation.body for operation in operations if operation.body is not None]
-    problems = list(dict.fromkeys(operation.problem for operation in operations))
+    told = [answer for operation in operations for answer in operation.answers.values()]
+    sent = dict.fromkeys(kind for kind in told if isinstance(kind, type))
+    sent |= dict.fromkeys(operation.problem for operation in operations)
     made, schemas = msgspec.json.schema_components(
-        [*problems, *kinds], ref_template="#/components/schemas/{name}"
+        [*sent, *kinds], ref_template="#/components/schemas/{name}"
     )
     for kind in kinds:
         _allow_null(schemas[kind.__name__])
-    described = dict(zip([*problems, *kinds], made, strict=True))
+    described = dict(zip([*sent, *kinds], made, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         path = paths.setdefault(operation.path, {})
@@ -64,7 +66,10 @@ def _allow_null(schema: dict[str, Any]) -> None:
 
 
 def _operation(operation: Operation, described: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    content = {kind: {"schema": schema} for kind, schema in operation.answers.items()}
+    content = {
+        kind: {"schema": described[answer] if isinstance(answer, type) else answer}
+        for kind, answer in operation.answers.items()
+    }
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
     for status in operation.errors:
         told = {"application/json": {"schema": described[operation.problem]}}

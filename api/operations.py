@@ -11,12 +11,13 @@ _CAUSES = {
     400: "A wrong value, named in `error.param`, or a body that is not JSON.",
     401: "The API key is missing or wrong.",
     403: "A page from elsewhere may not do this.",
-    404: "No such model.",
+    404: "There is no such model, voice or request.",
     408: "The body did not arrive in time.",
     409: "The name is taken.",
     413: "The body is larger than this server takes.",
     415: "The body is of another type.",
     429: "The queue is full; `Retry-After` says when to come back.",
+    499: "The request was cancelled by `DELETE /v1/requests/{name}` before its answer began.",
     500: "The server failed.",
     503: "A pipeline is down, or the server is shutting down.",
     504: "No audio came in time.",
@@ -63,7 +64,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     query: Mapping[str, str] = {}
     """Query parameters and what they mean."""
     answers: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"application/json": OBJECT})
-    """Schema by content type of the answer with status 200."""
+    """Schema, or struct, by content type of the answer with status 200."""
     errors: tuple[int, ...] = ()
     problem: type = ErrorBody
     """Struct of their body."""

@@ -37,7 +37,22 @@ async def test_bodies_are_the_structs(http: httpx.AsyncClient) -> None:
     assert (limits["minimum"], limits["maximum"]) == (0.25, 4.0)
     answers = document["paths"]["/v1/audio/speech"]["post"]["responses"]
     assert {"audio/mpeg", "text/event-stream"} <= set(answers["200"]["content"])
-    assert {"400", "401", "404", "413", "415", "429", "500", "503", "504"} <= set(answers)
+    assert {"400", "401", "404", "413", "415", "429", "499", "500", "503", "504"} <= set(answers)
+    assert "DELETE /v1/requests/{name}" in answers["499"]["description"]
+
+
+async def test_an_answer_that_is_a_struct(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    responses = document["paths"]["/v1/requests/{name}"]["delete"]["responses"]
+    told = responses["200"]["content"]["application/json"]["schema"]
+    schemas = document["components"]["schemas"]
+    assert told == {"$ref": "#/components/schemas/CancelledRequest"}
+    assert set(schemas["CancelledRequest"]["properties"]) == {"id", "object", "status", "speech"}
+    (position,) = schemas["CancelledRequest"]["properties"]["speech"]["items"].values()
+    fields = schemas[position.rpartition("/")[2]]["properties"]
+    assert fields["samples_heard"] == {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    assert set(fields) == {"samples_sent", "samples_heard", "sample_rate", "text"}
+    assert "request" in responses["404"]["description"]
 
 
 CHECKS = (

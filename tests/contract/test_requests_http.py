@@ -36,7 +36,9 @@ async def test_events_end_with_cancelled(http: httpx.AsyncClient, heard: int | N
                 assert deleted.status_code == 200
                 told = deleted.json()
     assert events[-1]["error"]["code"] == "cancelled"
+    assert told == {"id": name, "object": "request", "status": "cancelled", "speech": told["speech"]}
     (speech,) = told["speech"]
+    assert set(speech) == {"samples_sent", "samples_heard", "sample_rate", "text"}
     assert speech["samples_sent"] >= 3 * 1920
     assert speech["samples_heard"] == heard
     assert TEXT.startswith(speech["text"])
