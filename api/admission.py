@@ -7,7 +7,6 @@ from collections import deque
 import anyio
 import anyio.lowlevel
 
-from ..bus.errors import RequestError
 from .errors import BusyError
 
 
@@ -67,14 +66,9 @@ class Ticket:
         self.admitted_at: float | None = None
 
     async def wait(self) -> None:
-        """Until there is a place. May be cancelled and called again.
-
-        :raises RequestError: the ticket was closed meanwhile.
-        """
+        """Until there is a place, or it was closed. May be cancelled and called again."""
         await self.changed.wait()
         await anyio.lowlevel.checkpoint()
-        if self._closed:
-            raise RequestError("The request was stopped.", status=503, code="stopped")
 
     def close(self) -> None:
         if not self._closed:

@@ -54,9 +54,9 @@ class Job(ABC, Generic[Request]):
         exchange.own(self)
 
     async def open(self) -> None:
-        """Wait for a place, then send the request. May be cancelled and called again.
+        """Wait for a place, then send the request, if it is not over. May be cancelled and called again.
 
-        :raises RequestError: its stages are down, or it was closed meanwhile.
+        :raises RequestError: its stages are down.
         """
         await self._ticket.wait()
         if self.over:

@@ -1,0 +1,44 @@
+"""`DELETE /v1/requests/{id}` on what waits for its turn, or whose prompt is being read: cancelled, as at any time."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+
+async def cancelled(http: httpx.AsyncClient, path: str, body: dict[str, Any], stage: str = "") -> None:
+    """Ask, and cancel as soon as the server, or that stage, knows of it."""
+    answers: list[httpx.Response] = []
+
+    async def ask() -> None:
+        answers.append(await http.post(path, json=body, headers={"X-Request-Id": "early"}))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        with anyio.fail_after(15):
+            while stage and not (await http.get("/health")).json()["processes"][0]["active"][stage]:
+                pass
+            while (await http.delete("/v1/requests/early")).status_code == 404:
+                pass
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (499, "cancelled")
+    assert "Retry-After" not in answers[0].headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat(chat_http: httpx.AsyncClient, stream: bool) -> None:
+    messages = [{"role": "user", "content": "Tell me of the sea. " * 900}]
+    await cancelled(chat_http, "/v1/chat/completions", {"messages": messages, "stream": stream}, "chat")
+
+
+async def test_what_waits_for_a_place(serve_with: Callable[..., AbstractAsyncContextManager[Any]]) -> None:
+    speech = {"input": "The quick brown fox. " * 50, "voice": "ryan", "response_format": "pcm"}
+    async with (
+        serve_with(max_concurrent=1) as server,
+        httpx.AsyncClient(base_url=server.url) as http,
+        http.stream("POST", "/v1/audio/speech", json=speech) as first,
+    ):
+        await anext(first.aiter_bytes())
+        await cancelled(http, "/v1/audio/speech", {**speech, "stream": False})
