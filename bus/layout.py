@@ -5,7 +5,7 @@ TOML, checked whole (see `layout_check`) before any weight is read.
 
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -171,8 +171,9 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     timeout_s: float = 1.0
     """A process that holds the device, is asked for it, and gives no sign for this long, has lost it."""
     trace: str | None = None
-    """Folder for files of who had the device when, `PROCESS-FAMILY.jsonl`: a line `[what, from, until]` for each
-    `use` of it, `hold` from grant to release, `handover` from recall to release, and `wait` for it."""
+    """A folder that exists, for files of who had the device when, `PROCESS-FAMILY.jsonl`: a line
+    `[what, from, until]` for each `use` of it, `hold` from grant to release, `handover` from recall to release, and
+    `wait` for it."""
 
 
 class Supervision(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -318,11 +319,13 @@ def parse(text: str, file: str) -> Layout:
 
 
 def _explain(error: str) -> str:
-    """Add the allowed keys to msgspec's message about an unknown one."""
-    if "unknown field" not in error:
+    """Add what is allowed to msgspec's message about an unknown key or word."""
+    unknown = "unknown field" in error
+    if not unknown and "Invalid enum value" not in error:
         return error
     path = error.rpartition("`$")[2].strip("`") if "`$" in error else ""
-    part = path.strip(".").split(".")[-1].split("[")[0]
+    parts = [part.split("[")[0] for part in path.strip(".").split(".")]
+    part = parts[-1] if unknown else parts[0]
     kinds: dict[str, Any] = {
         "process": Process,
         "link": LinkSettings,
@@ -334,5 +337,13 @@ def _explain(error: str) -> str:
         "supervision": Supervision,
         "taps": Taps,
     }
-    fields = msgspec.structs.fields(kinds.get(part, Layout))
-    return f"{error}; allowed: {', '.join(field.encode_name for field in fields)}"
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kinds.get(part, Layout))}
+    return f"{error}; allowed: {', '.join(fields if unknown else _words(fields[parts[-1]]))}"
+
+
+def _words(kind: Any) -> list[str]:
+    """The words that a type admits, and the names of its other members."""
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    members = get_args(kind)
+    return [word for member in members for word in _words(member)] or [kind.__name__]

@@ -1,5 +1,6 @@
 """What is wrong with a layout that decodes but cannot run."""
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -21,7 +22,7 @@ def is_tcp(address: str) -> bool:
 
 def find_problem(layout: Layout) -> str | None:
     """The first problem as `key: why; what is allowed`, None for a layout that can run."""
-    for check in (_placement, _families, _models, _links, _network, _numbers, _cycle):
+    for check in (_placement, _families, _models, _links, _network, _finite, _numbers, _cycle):
         for problem in check(layout):
             return problem
     return None
@@ -136,6 +137,15 @@ def _network(layout: Layout) -> Iterator[str]:
             )
 
 
+def _finite(layout: Layout) -> Iterator[str]:
+    # A process is told its layout as JSON, which knows no other numbers.
+    for section, settings in msgspec.structs.asdict(layout).items():
+        if isinstance(settings, msgspec.Struct):
+            for key, value in msgspec.structs.asdict(settings).items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    yield f"{section}.{key}: {value} is no number to reckon with; allowed: finite ones"
+
+
 def _numbers(layout: Layout) -> Iterator[str]:
     least = {
         "api.max_concurrent": layout.api.max_concurrent,
@@ -169,6 +179,9 @@ def _numbers(layout: Layout) -> Iterator[str]:
     for key, value in msgspec.structs.asdict(layout.schedule).items():
         if isinstance(value, float) and value <= 0 and key != "reserve":
             yield f"schedule.{key}: {value} is too small; allowed: above 0"
+    for key in ("silence_limit_s", "frames_per_token", "reference_silence_s"):
+        if (value := getattr(layout.speech, key)) < 0:
+            yield f"speech.{key}: {value} is too small; allowed: 0 or more"
     if not 0 <= layout.schedule.reserve < 1:
         yield f"schedule.reserve: {layout.schedule.reserve} is out of range; allowed: 0 or more, below 1"
     chunk_s = layout.speech.max_chunk_frames * FRAME_S

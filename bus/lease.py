@@ -167,17 +167,15 @@ async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator
                 made = make({family: partial(arbiter.hear, family) for family in FAMILIES})
                 yield made
             case "lease":
-                lines = {
-                    family: LeaseLine(
-                        station.context,
-                        _address(layout, station.folder, process, family, station.epochs.get(process, 0)),
-                    )
-                    for family in layout.lessees()[process]
-                }
+                lines: dict[str, LeaseLine] = {}
+                for family in layout.lessees()[process]:
+                    epoch = station.epochs.get(process, 0)
+                    address = _address(layout, station.folder, process, family, epoch)
+                    lines[family] = LeaseLine(station.context, address)
+                    stack.callback(lines[family].close)
                 look = lines["chat"].look if "chat" in lines else lambda: None
                 made = make({family: line.tell for family, line in lines.items()}, drain, look)
                 for family, line in lines.items():
-                    stack.callback(line.close)
                     line.open(made.named(family))
                 yield made
 

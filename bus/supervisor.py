@@ -111,6 +111,7 @@ class Supervisor:
             hopeless = not self.ready.is_set() or in_a_row > self._settings.max_restarts
             self.epoch += 1
             self.state = "failed" if hopeless else "restarting"
+            self.beat = Beat(0, 0.0, 0.0, 0, {})
             doubled = self._settings.backoff_s * 2.0 ** min(in_a_row - 1, 30)
             self._pause_s = min(doubled, self._settings.backoff_max_s)
             self._died(self, self.why)
@@ -148,7 +149,6 @@ class Supervisor:
                 taps=self._taps,
                 log_json=logs.in_use(),
             )
-            self.beat = Beat(0, 0.0, 0.0, 0, {})
             self._began = time.monotonic()
             command = [*(process.python or (sys.executable,)), "-P", "-m", "vivavoce.bus.child"]
             try:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from vivavoce.bus import layout
+from vivavoce.bus.errors import StartError
 from vivavoce.bus.messages import Chat, Speak
 from vivavoce.bus.running import Running
 
@@ -47,6 +48,14 @@ async def speak(running: Running) -> float:
 
 def chat(how: str) -> Chat:
     return Chat(request=f"lease-{next(_ids)}", model="m", prompt=how)
+
+
+async def test_a_trace_that_cannot_be_written_ends_the_start_at_once(tmp_path: Path) -> None:
+    loaded = layout.load("cohost")
+    schedule = msgspec.structs.replace(loaded.schedule, trace=str(tmp_path / "missing"))
+    with anyio.fail_after(60), pytest.raises(StartError, match="missing"):
+        async with Running(msgspec.structs.replace(loaded, schedule=schedule), module="lessees"):
+            pass
 
 
 async def test_a_holder_that_is_killed_holds_no_longer() -> None:
