@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,11 @@ def add(kinds: Any, common: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="chat without speech, in all (default: 6)",
     )
-    cohost.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     cohost.add_argument(
-        "--plot", type=Path, metavar="FILE", help="write who used the device when, as an SVG picture"
+        "--json", type=_file, metavar="FILE", help="write the result as JSON, with what each figure means"
+    )
+    cohost.add_argument(
+        "--plot", type=_file, metavar="FILE", help="write who used the device when, as an SVG picture"
     )
     cohost.set_defaults(run=run)
 
@@ -78,8 +81,16 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _file(text: str) -> Path:
+    """Refused before the run, not behind it."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path
+
+
 def run(args: argparse.Namespace) -> int:
-    args.policy = args.policy or POLICIES
+    args.policy = tuple(dict.fromkeys(args.policy or POLICIES))
     # By name, as the running layout does it: the API's packages do not import stages.
     cohost = importlib.import_module("vivavoce.stages.bench.cohost")
     line = Line()

@@ -231,4 +231,5 @@ def _write(module: str, *arguments: str) -> None:
     command = [sys.executable, "-P", "-m", f"{__package__}.{module}", *arguments]
     made = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if made.returncode:
-        raise StartError(f"random weights could not be written: {made.stderr.strip().splitlines()[-1]}")
+        why = made.stderr.strip().splitlines() or [f"the writer exited with code {made.returncode}"]
+        raise StartError(f"random weights could not be written: {why[-1]}")

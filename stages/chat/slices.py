@@ -91,6 +91,7 @@ def slice_tokens(
 
 def measure(models: Sequence[ChatModel], chunk: int, most_s: float) -> int:
     """The most tokens, of a chunk and its even parts, of which a slice takes no longer than so many seconds."""
+    chunk = min(chunk, *(model.context for model in models))
     even = {-(-chunk // parts) for parts in range(1, chunk // SMALLEST + 1)}
     whole = {min(chunk, -(-tokens // STEP) * STEP) for tokens in even}
     best, *larger = sorted(whole) or [chunk]
@@ -133,9 +134,9 @@ def took_s(models: Sequence[ChatModel], tokens: int, passes: int) -> float:
 
 
 def _remembered(file: Path, setting: Setting) -> int | None:
-    if not file.exists():
-        return None
     try:
+        if not file.exists():
+            return None
         if not file.is_file() or file.stat().st_size > MOST_BYTES:
             raise OSError("not a file of ours")
         found = msgspec.json.decode(file.read_bytes(), type=_File)

@@ -150,6 +150,17 @@ def test_a_time_that_is_none_is_wrong_usage(seconds: str, capsys: pytest.Capture
     assert "--alone" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+@pytest.mark.parametrize("name", ["missing/file", "."])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "cohost", "--chat-layers", "1", option, str(tmp_path / name)])
+    assert ended.value.code == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("layout", ["speech", "chat"])
 def test_a_layout_without_one_of_them_is_refused_before_any_model(
     layout: str, capsys: pytest.CaptureFixture[str]
@@ -161,7 +172,8 @@ def test_a_layout_without_one_of_them_is_refused_before_any_model(
 def test_a_run(smollm2_folder: Path, tmp_path: Path) -> None:
     result, picture = tmp_path / "result.json", tmp_path / "picture.svg"
     words = ["bench", "cohost", "--chat-model", str(smollm2_folder), "--layout", "together", "--frames", "2"]
-    words += ["--policy", "deadline", "--rounds", "1", "--alone", "0.2", "--prefill", "--prompt-tokens", "24"]
+    words += ["--policy", "deadline", "--policy", "deadline", "--rounds", "1", "--alone", "0.2"]
+    words += ["--prefill", "--prompt-tokens", "24"]
     assert cli.main([*words, "--json", str(result), "--plot", str(picture)]) == 0
     (policy,) = msgspec.json.decode(result.read_bytes(), type=Result).policies
     assert policy.prefilling is not None

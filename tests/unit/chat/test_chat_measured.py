@@ -149,6 +149,15 @@ def test_nobody_waits_for_what_is_no_file(tmp_path: Path, ask: Callable[[], int]
     assert ask() == 96
 
 
+def test_what_may_not_even_be_looked_for_is_measured(
+    tmp_path: Path, took: list[int], tiny_models: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / ("long" * 100)  # as a folder that others own: an error that is not "there is none"
+    assert slices.slice_tokens(folder, "gpu", [tiny_models()], chunk=256, slice_s=0.1) == 96
+    assert took
+    assert "cannot be read" in caplog.text
+
+
 def test_where_nothing_can_be_written_it_is_measured_each_time(
     tmp_path: Path, took: list[int], tiny_models: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
