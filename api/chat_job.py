@@ -97,6 +97,8 @@ class ChatJob(Job[ChatRequest]):
         self.accepted: ChatAccepted | None = None
         self.started: ChatStarted | None = None
         self.done: ChatDone | None = None
+        self._taken = 0
+        """Tokens of the answer so far."""
         # Last, since it closes the job at once where the client has left already.
         request = edge.client.chat(chat)
         super().__init__(edge, exchange, route, chat.request, request, edge.chat_admission)
@@ -160,6 +162,8 @@ class ChatJob(Job[ChatRequest]):
             case ChatDone():
                 self.done = part
             case ChatDelta() | ChatFinished():
+                if isinstance(part, ChatDelta):
+                    self._taken += part.tokens
                 if self._ttft_s is None:
                     self._ttft_s = self._request.arrived - self._exchange.started
                 return part
@@ -167,11 +171,19 @@ class ChatJob(Job[ChatRequest]):
                 pass
         return None
 
+    def tokens(self) -> tuple[int, int, int]:
+        """Of the prompt, of those the cached ones, and of the answer as far as it was taken."""
+        if self.done is not None:
+            return self.done.prompt_tokens, self.done.cached_tokens, self.done.completion_tokens
+        if self.accepted is None or self.started is None:
+            return 0, 0, 0
+        return self.accepted.prompt_tokens, self.started.cached_tokens, self._taken
+
     def figures(self) -> ChatFigures:
-        done = self.done
-        prompt_s, generation_s = (done.prompt_s, done.generation_s) if done else (0.0, 0.0)
-        fresh = done.prompt_tokens - done.cached_tokens if done else 0
-        made = done.completion_tokens if done else 0
+        read = self.done or self.started
+        prompt_s, generation_s = read.prompt_s if read else 0.0, self.done.generation_s if self.done else 0.0
+        prompt, cached, made = self.tokens()
+        fresh = prompt - cached
         return ChatFigures(
             queue_s=round(self._queue_s, 4),
             ttft_s=None if self._ttft_s is None else round(self._ttft_s, 4),

@@ -4,10 +4,11 @@ import argparse
 import importlib
 import math
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
-from .cli_terminal import Line, positive
+from .cli_terminal import Line, interrupted_by, positive
 
 POLICIES = ("race", "pace", "deadline")
 DTYPES = ("bf16", "8bit", "4bit")
@@ -95,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
     cohost = importlib.import_module("vivavoce.stages.bench.cohost")
     line = Line()
     try:
-        outcome = cohost.bench(args, line.show)
+        with interrupted_by(signal.SIGTERM, signal.SIGHUP):  # gigabytes of weights may lie in its folders
+            outcome = cohost.bench(args, line.show)
     finally:
         line.clear()
     print(outcome.table)

@@ -83,9 +83,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--model", "--chat-model", dest="chat_model", action="append", metavar="MODEL", default=[]
     )
     parser.add_argument("--speak", action="store_true", help="speak each answer while it is written")
-    parser.add_argument("--voice", help="speak with this preset voice (default: the speech model's first)")
+    parser.add_argument("--voice", help="speak, with this preset voice (default: the speech model's first)")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="speak into FILE, FILE-2 … instead of the speakers"
+        "-o", "--output", metavar="FILE", help="speak, into FILE, FILE-2 … instead of the speakers"
     )
     parser.add_argument("--system", help="instructions ahead of the conversation")
     parser.add_argument("--max-tokens", type=int, help="of each answer (default: until the context is full)")
@@ -106,8 +106,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import anyio
 
+    from ..bus.errors import VivavoceError
     from ..bus.layout import load
 
+    if args.output == "-":
+        raise VivavoceError("-o -: the answers are written to standard output; name a file for the voice")
     args.speak = args.speak or args.voice is not None or args.output is not None
     args.play = args.speak and args.output is None
     name = args.layout or ("together" if args.speak else "chat")

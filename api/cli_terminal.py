@@ -2,13 +2,32 @@
 
 import argparse
 import shutil
+import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..bus.control import Notice
 
 ERASE = "\r\x1b[K"
+
+
+@contextmanager
+def interrupted_by(*signals: signal.Signals) -> Generator[None]:
+    """They end what runs inside as Ctrl-C does, so that nothing is left behind."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = {one: signal.signal(one, interrupt) for one in signals}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 class Line:

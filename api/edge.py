@@ -112,10 +112,10 @@ class Edge:
     def chatted(self, job: ChatJob) -> None:
         """Called once for every chat job."""
         figures = job.figures()
-        tokens = job.done.completion_tokens if job.done else 0
+        tokens = job.tokens()
         if not job.chat.count_only:
-            self.metrics.chatted(job.route, job.ending.reason, figures.ttft_s, job.done)
-        self._tell(job, f"{tokens} tokens", msgspec.to_builtins(figures))
+            self.metrics.chatted(job.route, job.ending.reason, figures, tokens)
+        self._tell(job, f"{tokens[-1]} tokens", msgspec.to_builtins(figures))
 
     def _tell(self, job: SpeechJob | ChatJob, made: str, timing: dict[str, Any]) -> None:
         """The log and the traces of a job's ending."""

@@ -8,9 +8,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from quart import Blueprint, Response
 
-from ..bus.messages import ChatDone, Ending
+from ..bus.messages import Ending
 from ..bus.running import Running
 from .admission import Admission
+from .chat_job import ChatFigures
 from .operations import Operation
 from .timing import Figures
 
@@ -92,16 +93,15 @@ class Metrics:
             if value is not None:
                 histogram.observe(value)
 
-    def chatted(self, route: str, ending: str, ttft_s: float | None, done: ChatDone | None) -> None:
-        """A chat request that has ended."""
+    def chatted(self, route: str, ending: str, figures: ChatFigures, tokens: tuple[int, int, int]) -> None:
+        """A chat request that has ended; `tokens` of its prompt, of those cached, and of its answer."""
         self._requests.labels(route, ending).inc()
-        if ttft_s is not None:
-            self._ttft.observe(ttft_s)
-        if done is not None:
-            self._tokens.labels("chat_prompt").inc(done.prompt_tokens)
-            self._tokens.labels("chat_cached").inc(done.cached_tokens)
-            self._tokens.labels("chat_completion").inc(done.completion_tokens)
-            self._stage.labels("chat").observe(done.prompt_s + done.generation_s)
+        if figures.ttft_s is not None:
+            self._ttft.observe(figures.ttft_s)
+        for kind, count in zip(("chat_prompt", "chat_cached", "chat_completion"), tokens, strict=True):
+            self._tokens.labels(kind).inc(count)
+        if busy_s := figures.prompt_s + figures.generation_s:
+            self._stage.labels("chat").observe(busy_s)
 
 
 class _Processes(Collector):

@@ -38,7 +38,8 @@ async def speak_of(edge: Edge, body: ChatBody) -> Speak:
     if body.n > 1:
         raise RequestError("`n` must be 1 for an answer that is spoken.", "n")
     edge.refuse_if_down("speech")
-    seed = body.seed if how.seed is None and body.seed is not None and body.seed >= 0 else how.seed
+    # Chat's seed may be negative, a voice's not.
+    seed = body.seed % 2**63 if how.seed is None and body.seed is not None else how.seed
     how = msgspec.structs.replace(how, response_format=_container(how), seed=seed)
     try:
         voice = await likeness(how, edge)

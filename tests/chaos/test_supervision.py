@@ -122,6 +122,7 @@ async def test_given_up_with_the_reason(start: Start, vices: Path) -> None:
         assert "given up" in running.failed
         assert "code 42" in running.failed
         assert _status(running, "codec").restarts == 2
+        assert not any(_status(running, "codec").active.values())
         # The rest goes on: nothing that was open stays open.
         assert _status(running, "main").state == "ready"
 

@@ -1,4 +1,4 @@
-"""`DELETE /v1/requests/{id}` on what waits for its turn, or whose prompt is being read: cancelled, as at any time."""
+"""`DELETE /v1/requests/{id}` on what waits for its turn, or whose prompt is being read, and what it counted."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -31,6 +31,25 @@ async def cancelled(http: httpx.AsyncClient, path: str, body: dict[str, Any], st
 async def test_chat(chat_http: httpx.AsyncClient, stream: bool) -> None:
     messages = [{"role": "user", "content": "Tell me of the sea. " * 900}]
     await cancelled(chat_http, "/v1/chat/completions", {"messages": messages, "stream": stream}, "chat")
+
+
+async def test_the_tokens_that_were_taken_count(chat_http: httpx.AsyncClient) -> None:
+    async def counted() -> list[float]:
+        lines = (await chat_http.get("/metrics")).text.splitlines()
+        marks = [f'vivavoce_tokens_total{{kind="{kind}"}}' for kind in ("chat_prompt", "chat_completion")]
+        return [sum(float(line.split()[1]) for line in lines if line.startswith(mark)) for mark in marks]
+
+    before = await counted()
+    body = {"messages": [{"role": "user", "content": "Tell me of the sea."}], "stream": True}
+    async with chat_http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        events = [""]
+        async for line in answer.aiter_lines():
+            events.append(line)
+            if sum('"content"' in event for event in events) == 4:
+                await chat_http.delete(f"/v1/requests/{answer.headers['X-Request-Id']}")
+                break
+    after = await counted()
+    assert all(now > former for now, former in zip(after, before, strict=True))
 
 
 async def test_what_waits_for_a_place(serve_with: Callable[..., AbstractAsyncContextManager[Any]]) -> None:

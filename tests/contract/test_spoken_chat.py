@@ -161,6 +161,12 @@ async def test_one_stream_of_text_and_voice(
     assert base64.b64decode(message["audio"]["data"]) == pcm_of(deltas)
 
 
+async def test_a_seed_below_zero_is_one(both: httpx.AsyncClient) -> None:
+    ask: Any = {**HELLO, "seed": -7, "audio": {"voice": "ryan", "format": "pcm16"}}
+    first, second = [(await whole_of(both, ask))["choices"][0]["message"]["audio"]["data"] for _ in range(2)]
+    assert first == second
+
+
 async def test_the_voice_begins_before_the_text_ends(both: httpx.AsyncClient) -> None:
     spoken = False
     async with both.stream("POST", CHAT, json={**LONG, "stream": True}) as answer:

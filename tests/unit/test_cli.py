@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from vivavoce.api import cli, cli_serve, cli_speak
+from vivavoce.api.cli_terminal import interrupted_by
 from vivavoce.bus.errors import LayoutError, StartError, VivavoceError
 from vivavoce.configs.models import SHIPPED
 
@@ -37,6 +39,15 @@ def refused(said: Said, *arguments: str) -> str:
     assert err.startswith("vivavoce: ")
     assert err.count("\n") == 1
     return err
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_benchmark_as_ctrl_c_does(name: str) -> None:
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), interrupted_by(number):
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
 
 
 def test_building_the_parser_imports_nothing_heavy() -> None:

@@ -46,6 +46,11 @@ def test_what_cannot_be_is_told(words: Any, told: str) -> None:
         with_chat(layout.load(args.layout), args)
 
 
+def test_the_voice_is_not_written_among_the_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--chat-model", "m", "-o", "-"]) == 1
+    assert "name a file for the voice" in capsys.readouterr().err
+
+
 async def test_a_missing_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     # On a thread of its own, since the command runs an event loop.
     assert await anyio.to_thread.run_sync(main, ["chat", "--model", "./no-such-folder"]) == 1
