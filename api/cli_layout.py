@@ -22,10 +22,15 @@ SHARING = {"thread": "decided in the thread", "lease": "by lease from the proces
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("layout", parents=[common], help="list layouts, or explain one")
+    parser = commands.add_parser("layout", parents=[common], help="list layouts, show or explain one")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listed = actions.add_parser("list", parents=[common], help="the layouts that ship with the package")
     listed.set_defaults(run=run_list)
+    show = actions.add_parser(
+        "show", parents=[common], help="print the file of one that ships with the package, to be changed"
+    )
+    show.add_argument("layout", metavar="NAME")
+    show.set_defaults(run=run_show)
     explain = actions.add_parser(
         "explain",
         parents=[common],
@@ -40,6 +45,13 @@ def run_list(_args: argparse.Namespace) -> int:
     from ..bus.layout import load, names
 
     print(columns([(name, load(name).description) for name in names()], indent=""))
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    from ..bus.layout import shipped
+
+    print(shipped(args.layout), end="")
     return 0
 
 

@@ -17,8 +17,8 @@ Rate = Literal[8000, 12000, 16000, 22050, 24000, 32000, 44100, 48000]
 LETTERS = 4096
 """Most letters of what describes a voice, or is said in a recording of it."""
 Words = Annotated[str, Meta(max_length=LETTERS)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seed = Number
 
 
 class VoiceId(msgspec.Struct):

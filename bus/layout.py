@@ -298,9 +298,14 @@ def load(name: str | Path) -> Layout:
         if not path.is_file():
             raise LayoutError(f"{path}: no such layout file")
         return parse(path.read_text(), str(path))
-    if str(name) not in names():
-        raise LayoutError(f"no layout {str(name)!r}: give a .toml file or one of {', '.join(names())}")
-    return parse((resources.files("vivavoce.configs") / f"{name}.toml").read_text(), f"{name}.toml")
+    return parse(shipped(str(name)), f"{name}.toml")
+
+
+def shipped(name: str) -> str:
+    """The text of a layout that ships with the package. Raises LayoutError."""
+    if name not in names():
+        raise LayoutError(f"no layout {name!r}: give a .toml file or one of {', '.join(names())}")
+    return (resources.files("vivavoce.configs") / f"{name}.toml").read_text()
 
 
 def parse(text: str, file: str) -> Layout:

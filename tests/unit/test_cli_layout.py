@@ -35,6 +35,17 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[st
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
+def test_show_prints_a_file_that_serves_as_a_layout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["layout", "show", "cohost"]) == 0
+    copy = tmp_path / "mine.toml"
+    copy.write_text(capsys.readouterr().out)
+    assert load(copy) == load("cohost")
+    assert cli.main(["layout", "show", "nowhere"]) == 1
+    assert "no layout 'nowhere'" in capsys.readouterr().err
+
+
 def test_list_names_the_shipped_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["layout", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
