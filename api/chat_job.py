@@ -181,7 +181,8 @@ class ChatJob(Job[ChatRequest]):
 
     def figures(self) -> ChatFigures:
         read = self.done or self.started
-        prompt_s, generation_s = read.prompt_s if read else 0.0, self.done.generation_s if self.done else 0.0
+        prompt_s = read.prompt_s if read else 0.0
+        generation_s = self.done.generation_s if self.done else 0.0
         prompt, cached, made = self.tokens()
         fresh = prompt - cached
         return ChatFigures(

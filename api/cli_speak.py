@@ -305,6 +305,7 @@ async def _take(
 ) -> Report:
     """Run one request into the sink, and into `heard`. Raises VivavoceError when it ends with an error."""
     from ..bus.errors import VivavoceError
+    from ..bus.messages import why
 
     samples, frames, first = 0, 0, 0.0
     start = time.perf_counter()
@@ -319,8 +320,6 @@ async def _take(
                     heard += audio.data
         ending, worked = request.ending, request.arrived - start - request.parked_s
     if ending is None or ending.reason not in ("stop", "length"):
-        raise VivavoceError(
-            ending.failure.message if ending and ending.failure else "the speech was cancelled"
-        )
+        raise VivavoceError(why(ending, "the speech was cancelled"))
     seconds = samples / rate
     return Report(ending, first - start, seconds, worked / seconds if seconds else 0.0)

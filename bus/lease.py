@@ -7,7 +7,7 @@ process. The party speaks first: a bound socket cannot send before the other end
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,12 +167,12 @@ async def parties(station: Station, drain: Callable[[], None]) -> AsyncGenerator
                 made = make({family: partial(arbiter.hear, family) for family in FAMILIES})
                 yield made
             case "lease":
-                lines: dict[str, LeaseLine] = {}
-                for family in layout.lessees()[process]:
-                    epoch = station.epochs.get(process, 0)
-                    address = _address(layout, station.folder, process, family, epoch)
-                    lines[family] = LeaseLine(station.context, address)
-                    stack.callback(lines[family].close)
+                epoch = station.epochs.get(process, 0)
+                address = partial(_address, layout, station.folder, process, epoch=epoch)
+                lines = {
+                    family: stack.enter_context(closing(LeaseLine(station.context, address(family))))
+                    for family in layout.lessees()[process]
+                }
                 look = lines["chat"].look if "chat" in lines else lambda: None
                 made = make({family: line.tell for family, line in lines.items()}, drain, look)
                 for family, line in lines.items():

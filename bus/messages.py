@@ -336,6 +336,11 @@ class Ending(Message, frozen=True, kw_only=True):
     """Of those that the ending has passed."""
 
 
+def why(ending: Ending | None, otherwise: str) -> str:
+    """The reason that an ending gives, where it gives one."""
+    return ending.failure.message if ending and ending.failure else otherwise
+
+
 ToPrompt = Speak | Text | Credit | Close
 ToChat = Chat | ChatCredit | Close
 FromChat = ChatAccepted | ChatStarted | ChatDelta | ChatFinished | ChatDone | Ending

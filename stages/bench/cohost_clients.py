@@ -10,7 +10,7 @@ from itertools import count, pairwise
 import anyio
 
 from ...bus.errors import VivavoceError
-from ...bus.messages import Chat, ChatDelta, ChatStarted, Ending, Sampling, Speak
+from ...bus.messages import Chat, ChatDelta, ChatStarted, Sampling, Speak, why
 from ...bus.running import Running
 from ...bus.schedule import FRAME_S
 from .cohost_records import Reply, Session, Talk, Work
@@ -27,6 +27,7 @@ LETTERS_A_SECOND = 15
 """Of speech: how long a reply is that would not end by itself."""
 CHAT_TOKENS = 300
 """Of each answer while chat is decoding."""
+NO_RESULT = "it ended without a result"
 
 
 class Chatter:
@@ -123,7 +124,7 @@ class Clients:
                 if audio.samples:
                     arrivals.append((time.monotonic(), audio.samples / self._speech.sample_rate))
         if request.ending is None or request.ending.failure is not None or not arrivals:
-            raise _failed("speech", request.ending)
+            raise VivavoceError(f"speech failed: {why(request.ending, NO_RESULT)}")
         return Reply(asked, tuple(arrivals))
 
     @asynccontextmanager
@@ -146,7 +147,7 @@ class Clients:
                     elif isinstance(part, ChatDelta) and work == "decoding":
                         chatter.take(part.tokens)
             if request.ending is None or request.ending.failure is not None:
-                raise _failed("chat", request.ending)
+                raise VivavoceError(f"chat failed: {why(request.ending, NO_RESULT)}")
 
     def _ask(self, tokens: int, answer: int) -> Chat:
         """Prompts differ from their first token on, so that no cache has any of them; low ids are letters."""
@@ -160,8 +161,3 @@ class Clients:
             sampling=Sampling(temperature=0.7),
             lookahead=2 * CHAT_TOKENS,
         )
-
-
-def _failed(what: str, ending: Ending | None) -> VivavoceError:
-    failure = ending and ending.failure
-    return VivavoceError(f"{what} failed: {failure.message if failure else 'it ended without a result'}")

@@ -175,15 +175,16 @@ def beside(sessions: Sequence[Session], solo_rtf: float, traces: Traces) -> Besi
     """
     alone = [talk for session in sessions for talk in session.alone]
     both = [talk for session in sessions for talk in session.both]
+    chat_alone, chat = rate(alone), rate(both)
     return Beside(
         speech=sum_up([reply for session in sessions for reply in session.replies]),
-        chat_alone=rate(alone),
+        chat_alone=chat_alone,
         longest_gap_alone_ms=max(talk.longest_gap_s for talk in alone) * 1000,
-        chat=rate(both),
+        chat=chat,
         longest_gap_ms=max(talk.longest_gap_s for talk in both) * 1000,
         hands_alone=hands(traces, alone),
         hands=hands(traces, both),
-        sharing_efficiency=rate(both) / (rate(alone) * (1 - solo_rtf)) if solo_rtf < 1 else None,
+        sharing_efficiency=chat / (chat_alone * (1 - solo_rtf)) if solo_rtf < 1 else None,
     )
 
 

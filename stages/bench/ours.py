@@ -10,7 +10,7 @@ import msgspec
 from anyio.from_thread import start_blocking_portal
 
 from ...bus.layout import Layout, load
-from ...bus.messages import Speak
+from ...bus.messages import Speak, why
 from ...bus.running import Running
 from .. import device
 from .records import About, Pieces, Plan, Run, Waits
@@ -92,7 +92,7 @@ class Ours:
                 first = first or request.arrived
         ending = request.ending
         if ending is None or ending.reason == "error":
-            raise RuntimeError(ending.failure.message if ending and ending.failure else "no ending")
+            raise RuntimeError(why(ending, "no ending"))
         return frames, first - start, request.arrived - start
 
 

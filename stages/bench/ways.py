@@ -17,7 +17,7 @@ import numpy as np
 
 from ...bus.errors import StartError, VivavoceError
 from ...bus.layout import load
-from ...bus.messages import Speak
+from ...bus.messages import Speak, why
 from ...bus.running import Running
 from ...configs.models import find, split_name
 from . import checkpoint
@@ -85,7 +85,7 @@ async def _measure(args: argparse.Namespace, models: dict[str, Path], say: Calla
                     first_ms = (anyio.current_time() - start) * 1e3
                     break
                 else:
-                    raise VivavoceError(_why(request.ending))
+                    raise VivavoceError(why(request.ending, "there was no audio"))
                 async for _ in request:  # to the end: the next request finds the device idle
                     pass
             return first_ms
@@ -132,10 +132,6 @@ def _tone(pitch: float, seconds: float = 6.0) -> bytes:
     time = np.arange(round(seconds * 24000)) / 24000
     tone = np.sum([np.sin(2 * np.pi * pitch * k * time) / k for k in range(1, 20)], axis=0)
     return np.round(5000 * tone * (0.6 + 0.4 * np.sin(2 * np.pi * 4 * time))).astype("<i2").tobytes()
-
-
-def _why(ending: Any) -> str:
-    return ending.failure.message if ending is not None and ending.failure else "there was no audio"
 
 
 @contextmanager

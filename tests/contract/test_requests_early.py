@@ -8,6 +8,8 @@ import anyio
 import httpx
 import pytest
 
+from .test_metrics import read
+
 
 async def cancelled(http: httpx.AsyncClient, path: str, body: dict[str, Any], stage: str = "") -> None:
     """Ask, and cancel as soon as the server, or that stage, knows of it."""
@@ -35,9 +37,9 @@ async def test_chat(chat_http: httpx.AsyncClient, stream: bool) -> None:
 
 async def test_the_tokens_that_were_taken_count(chat_http: httpx.AsyncClient) -> None:
     async def counted() -> list[float]:
-        lines = (await chat_http.get("/metrics")).text.splitlines()
-        marks = [f'vivavoce_tokens_total{{kind="{kind}"}}' for kind in ("chat_prompt", "chat_completion")]
-        return [sum(float(line.split()[1]) for line in lines if line.startswith(mark)) for mark in marks]
+        samples = await read(chat_http)
+        kinds = ("chat_prompt", "chat_completion")
+        return [samples.get(f'vivavoce_tokens_total{{kind="{kind}"}}', 0.0) for kind in kinds]
 
     before = await counted()
     body = {"messages": [{"role": "user", "content": "Tell me of the sea."}], "stream": True}
